@@ -1,0 +1,60 @@
+# Every command of the project. `.ci/run` calls `make check`.
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: setup serve model fmt lint types arch test test-ray test-gpu test-slow bench diagrams demo check clean
+
+$(STAMP): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt 'torch==2.13.0' --editable '.[bench,dev]'
+	touch $(STAMP)
+
+setup: $(STAMP)
+
+model: setup
+	$(PY) scripts/fetch_model.py
+
+serve: model
+	$(VENV)/bin/pdserve serve $(ARGS)
+
+fmt: setup
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+lint: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+
+types: setup
+	$(VENV)/bin/mypy
+
+arch: setup
+	$(VENV)/bin/lint-imports
+	$(PY) scripts/size.py
+
+test: model
+	$(PY) -m pytest
+
+test-ray: model
+	$(PY) -m pytest -m ray
+
+test-gpu: setup
+	$(PY) -m pytest -m gpu
+
+test-slow: model
+	$(PY) -m pytest -m slow
+
+bench: model
+	$(VENV)/bin/pdserve bench serve --requests 64 --concurrency 8
+
+diagrams: setup
+	$(PY) scripts/diagrams.py
+
+demo: model
+	$(PY) scripts/demo_local.py
+
+check: lint types arch test test-ray
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,32 @@
+"""Frozen, validated configuration of every part of pdserve.
+
+Knows nothing of the parts it configures. Unknown keys are refused, units are in the names.
+"""
+
+from configs.cache import DeviceTierConfig, DiskTierConfig, HostTierConfig, KVCacheConfig, TierConfig
+from configs.cluster import ClusterConfig
+from configs.deployment import DeploymentConfig, load_deployment
+from configs.model import DTypeName, EngineConfig, ModelConfig
+from configs.scheduling import CentralConfig, DispatchPolicy, SchedulerConfig, SchedulingPolicy
+from configs.server import ServerConfig
+from configs.transfer import TransferConfig
+
+__all__ = [
+    "CentralConfig",
+    "ClusterConfig",
+    "DTypeName",
+    "DeploymentConfig",
+    "DeviceTierConfig",
+    "DiskTierConfig",
+    "DispatchPolicy",
+    "EngineConfig",
+    "HostTierConfig",
+    "KVCacheConfig",
+    "ModelConfig",
+    "SchedulerConfig",
+    "SchedulingPolicy",
+    "ServerConfig",
+    "TierConfig",
+    "TransferConfig",
+    "load_deployment",
+]

@@ -1,0 +1,1 @@
+"""Moves pages between workers: tickets, sessions, transports, and the agent that runs them."""

@@ -1,0 +1,138 @@
+"""Frozen wire types of the handoff: what a context worker hands over and what peers answer.
+
+Durations, never timestamps, cross processes (M7).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from manager import Epoch, LeaseId, PageLease, RequestId, WorkerName
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """The shape of one worker's pages; compared field by field at the handshake (C18).
+
+    A page is `[num_layers, 2, num_kv_heads, tokens_per_block, head_dim]` of `dtype`, contiguous.
+    """
+
+    model_fingerprint: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    tokens_per_block: int
+    dtype: str
+    page_bytes: int
+    layout_version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDescription:
+    """How a peer reaches a registered memory.
+
+    Attributes:
+        transport: name of the transport that wrote this.
+        attributes: transport's own (a file path and its length, an agent's metadata, ...).
+    """
+
+    transport: str
+    attributes: Mapping[str, str | int | bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTicket:
+    """What a context worker hands over: a lease, and where its pages are. Satisfies `scheduler.Ticket`."""
+
+    owner: WorkerName
+    lease: PageLease
+    layout: PoolLayout
+    memory: MemoryDescription
+
+    @property
+    def epoch(self) -> Epoch:
+        """The owner's life when it gave the lease."""
+        return self.lease.epoch
+
+    @property
+    def lease_id(self) -> LeaseId:
+        """The hold on the pages."""
+        return self.lease.lease_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions whose KV the pages contain."""
+        return self.lease.num_tokens
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all pages."""
+        return len(self.lease.pages) * self.layout.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """One contiguous run of bytes, from the source memory to our own."""
+
+    source_offset: int
+    destination_offset: int
+    num_bytes: int
+
+
+class SettleReply(StrEnum):
+    """The owner's answer to `settle(lease, epoch)`, asked after the last byte was read."""
+
+    OK = "ok"
+    """The lease was live the whole time: the bytes may be trusted. Asking twice answers OK twice."""
+    EXPIRED = "expired"
+    """Discard what was read and recompute."""
+
+
+class ReadStatus(StrEnum):
+    """Where a read is."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    """Nothing is being written into our memory any more."""
+
+
+class ReceiveResult(StrEnum):
+    """How a receive ended."""
+
+    VERIFIED = "verified"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveOutcome:
+    """A receive has ended, and no byte of it is being written any more: the loop may act on the pages.
+
+    Attributes:
+        request_id: the attempt whose pages were read.
+        result: how it ended.
+        num_bytes: bytes that were moved.
+        duration_s: from start to the settle's answer.
+        message: what failed, for FAILED.
+    """
+
+    request_id: RequestId
+    result: ReceiveResult
+    num_bytes: int = 0
+    duration_s: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOutcome:
+    """A lease that we gave has ended."""
+
+    lease_id: LeaseId
+    request_id: RequestId
+    settled: bool
+
+
+TransferOutcome = ReceiveOutcome | LeaseOutcome

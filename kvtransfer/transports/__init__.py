@@ -1,0 +1,1 @@
+"""One file per transport behind the one pull protocol in `base`."""

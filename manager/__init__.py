@@ -1,0 +1,77 @@
+"""The paged KV cache of one worker: pages, reuse, transactions, leases, and the audit.
+
+Public names are here; `manager.storage` and the page structures stay inside. Importing this package
+does not import torch.
+"""
+
+from manager.cache_request import CacheRequest
+from manager.errors import (
+    CacheConfigError,
+    CapacityError,
+    CorruptedError,
+    LogicError,
+    ManagerError,
+)
+from manager.grants import Grant, PageCost, Refusal, RefusalReason
+from manager.ids import (
+    AdapterId,
+    BlockOrdinal,
+    Epoch,
+    IndexSlot,
+    LayerGroupId,
+    LayerId,
+    LeaseId,
+    PoolGroupId,
+    RequestId,
+    ReuseScope,
+    SlotId,
+    Tier,
+    TierLevel,
+    TokenId,
+    WorkerName,
+)
+from manager.interface import (
+    Availability,
+    KVCacheManager,
+    ManagerStats,
+    PageCounts,
+    Savepoint,
+    Transaction,
+)
+from manager.page_location import PageLease, PageLocation
+
+__all__ = [
+    "AdapterId",
+    "Availability",
+    "BlockOrdinal",
+    "CacheConfigError",
+    "CacheRequest",
+    "CapacityError",
+    "CorruptedError",
+    "Epoch",
+    "Grant",
+    "IndexSlot",
+    "KVCacheManager",
+    "LayerGroupId",
+    "LayerId",
+    "LeaseId",
+    "LogicError",
+    "ManagerError",
+    "ManagerStats",
+    "PageCost",
+    "PageCounts",
+    "PageLease",
+    "PageLocation",
+    "PoolGroupId",
+    "Refusal",
+    "RefusalReason",
+    "RequestId",
+    "ReuseScope",
+    "Savepoint",
+    "SlotId",
+    "Tier",
+    "TierLevel",
+    "TokenId",
+    "Transaction",
+    "WorkerName",
+]

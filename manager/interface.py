@@ -1,0 +1,264 @@
+"""The manager's public contract (design M1 to M8): what the scheduler, the loop and audits may call.
+
+`KVCacheManagerV2` implements it. Every call belongs to exactly one of two kinds of transaction:
+
+    plan      before a step:  prepare_context, resize_context, try_allocate_generation,
+                              suspend_request, pause_for_recompute, prepare_disagg_gen_init,
+                              revert_allocate_context, revert_allocate_generation
+    complete  after a step:   advance, rewind, activate_disagg_gen, grant_lease, end_lease,
+                              quarantine, release_quarantine, free_resources
+
+A call outside its kind of transaction, or with two transactions open, is a LogicError. Every call has
+all of its effects or none (M1). Only the loop's thread may call anything here.
+
+Length invariant of a cache, at all times: num_committed_tokens <= history_length <= capacity.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from manager.cache_request import CacheRequest
+from manager.grants import Grant, Refusal
+from manager.ids import IndexSlot, LayerGroupId, LeaseId, PoolGroupId, RequestId, Tier
+from manager.page_location import PageLease, PageLocation
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Slots of one tier, every pool group together. total = free + cached + in_use + quarantined.
+
+    `leased` and `reserved` are counts on top: a leased page is also cached or in use, a reserved
+    one (held for a transfer that is not activated yet) is also in use.
+    """
+
+    total: int = 0
+    free: int = 0
+    cached: int = 0
+    in_use: int = 0
+    leased: int = 0
+    reserved: int = 0
+    quarantined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerStats:
+    """A snapshot for reports; cheap enough to take every iteration.
+
+    Attributes:
+        tiers: page counts per configured tier.
+        index_slots_total: `max_sequences`.
+        index_slots_free: of those, not taken.
+        prefix_queried_tokens: tokens of all prefix claims so far (cumulative, published only).
+        prefix_hit_tokens: of those, found in the cache.
+        suspensions: caches suspended or paused for recompute so far.
+        rollbacks: transactions and savepoints rolled back so far, with reverts.
+    """
+
+    tiers: Mapping[Tier, PageCounts]
+    index_slots_total: int
+    index_slots_free: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    suspensions: int
+    rollbacks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """What a plan may still take: the snapshot that the budget starts from (V14)."""
+
+    pages: Mapping[PoolGroupId, int]
+    """Device pages per pool group that are free, or cached and evictable."""
+    index_slots: int
+    adapter_pages: int
+
+
+class Savepoint(Protocol):
+    """A position in the open plan; opaque."""
+
+
+class Transaction(Protocol):
+    """All changes of one plan or one complete; ends by `commit` or `rollback` exactly once."""
+
+    def commit(self) -> None:
+        """Publish. Cannot fail for capacity (M3). Raises LogicError when already ended."""
+        ...
+
+    def rollback(self) -> None:
+        """Undo everything; afterwards the manager is identical in everything, order included."""
+        ...
+
+    def savepoint(self) -> Savepoint:
+        """Mark the present state; savepoints nest."""
+        ...
+
+    def rollback_to(self, savepoint: Savepoint) -> None:
+        """Undo everything since `savepoint`, exactly. The transaction stays open."""
+        ...
+
+
+class KVCacheManager(Protocol):
+    """What `KVCacheManagerV2` offers."""
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    def begin_plan(self) -> Transaction:
+        """Open a plan. Raises LogicError when a transaction is open."""
+        ...
+
+    def begin_complete(self) -> Transaction:
+        """Open a complete. Raises LogicError when a transaction is open."""
+        ...
+
+    # -- plan --------------------------------------------------------------------------------------
+
+    def prepare_context(self, request: CacheRequest) -> Grant | Refusal:
+        """Make the cache exist and be active: take an index slot, claim the longest cached prefix.
+
+        For a request without a cache: creates it, with history = capacity = claimed tokens (at most
+        len(token_ids) - 1: the last known token is always computed, since its logits are needed).
+        For a suspended cache: resumes it. For an active cache: an empty grant. Never grows (that is
+        `resize_context`). Claimed pages are pinned until release.
+        """
+        ...
+
+    def resize_context(self, request: CacheRequest, num_tokens: int) -> Grant | Refusal:
+        """Grow capacity to history_length + num_tokens, page-rounded. Never shrinks."""
+        ...
+
+    def try_allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
+        """Resume when suspended, and grow capacity to len(token_ids) + num_draft_tokens."""
+        ...
+
+    def suspend_request(self, request: CacheRequest) -> Grant | Refusal:
+        """ACTIVE -> SUSPENDED: pages go to lower tiers, index slot and adapter are released.
+
+        The grant's `pages` name what the lower tiers now hold. Refused with LOWER_TIERS_FULL where no
+        lower tier can take them; nothing changed then.
+        """
+        ...
+
+    def pause_for_recompute(self, request: CacheRequest) -> Grant:
+        """Let the cache go in the plan: committed blocks stay cached and matchable, the rest is freed.
+
+        The request starts again with `prepare_context`. Cannot be refused. Undone by a rollback.
+        """
+        ...
+
+    def prepare_disagg_gen_init(self, request: CacheRequest) -> Grant | Refusal:
+        """Take all that activation needs, in one attempt (C1b).
+
+        That is: the locally cached prefix, pages for prompt_length + 1 + num_draft_tokens, an index slot,
+        the adapter.
+        history_length stays at the local prefix; the new pages are *filling*: not matched, moved,
+        sent or evicted until `activate_disagg_gen`. Once committed it is a reservation.
+        """
+        ...
+
+    def revert_allocate_context(self, request: CacheRequest) -> None:
+        """Undo all that `request` acquired in this plan (claim, growth, resume, index slot, adapter).
+
+        For any request granted earlier in this plan and any reason; others keep what they have.
+        """
+        ...
+
+    def revert_allocate_generation(self, request: CacheRequest) -> None:
+        """As `revert_allocate_context`, for a generation or disaggregated-init grant."""
+        ...
+
+    # -- complete ----------------------------------------------------------------------------------
+
+    def advance(self, request: CacheRequest, num_tokens: int) -> None:
+        """The step computed `num_tokens` more positions.
+
+        History moves; full blocks are committed to the reuse tree under the token ids that
+        `request.token_ids` has for them.
+        """
+        ...
+
+    def rewind(self, request: CacheRequest, num_tokens: int) -> None:
+        """Take back `num_tokens` not yet committed positions of history (rejected drafts)."""
+        ...
+
+    def activate_disagg_gen(self, request: CacheRequest) -> None:
+        """A reservation's pages are verified: history = prompt_length, full blocks are committed."""
+        ...
+
+    def grant_lease(self, request: CacheRequest) -> PageLease:
+        """Hold all pages of [0, history_length) for a remote reader.
+
+        The hold is independent of the cache: after `free_resources(request)` the pages stay until
+        `end_lease`.
+        """
+        ...
+
+    def end_lease(self, lease_id: LeaseId) -> None:
+        """Drop the lease's holds (settled, expired or cancelled). Unknown ids raise LogicError."""
+        ...
+
+    def quarantine(self, request: CacheRequest) -> None:
+        """Close a reservation whose reads may still be running.
+
+        Its filling pages are quarantined, everything else of the request is freed.
+        """
+        ...
+
+    def release_quarantine(self, request_id: RequestId) -> None:
+        """The reads into the quarantined pages are done or cancelled: the slots are free."""
+        ...
+
+    def free_resources(self, request: CacheRequest) -> None:
+        """Close the cache in any state and release all it holds; committed blocks stay cached.
+
+        A request without a cache is allowed (nothing to do).
+        """
+        ...
+
+    # -- reads (any time, in or out of a transaction) ------------------------------------------------
+
+    def availability(self) -> Availability:
+        """What the open plan may still take."""
+        ...
+
+    def has_cache(self, request_id: RequestId) -> bool:
+        """Whether a cache exists, active or suspended."""
+        ...
+
+    def is_suspended(self, request_id: RequestId) -> bool:
+        """Whether the cache exists and is suspended."""
+        ...
+
+    def history_length(self, request_id: RequestId) -> int:
+        """Positions already computed."""
+        ...
+
+    def index_slot(self, request_id: RequestId) -> IndexSlot:
+        """The row of an active cache."""
+        ...
+
+    def block_table(self, request_id: RequestId, layer_group: LayerGroupId) -> npt.NDArray[np.int32]:
+        """Device slot per block, [num_blocks] int32, a view of the cache's own buffer (no copy).
+
+        Valid until the next transaction; -1 where a page left the window.
+        """
+        ...
+
+    def pages_to_fill(self, request_id: RequestId) -> Sequence[PageLocation]:
+        """The filling pages of a reservation: those that cover [history_length, prompt_length)."""
+        ...
+
+    def stats(self) -> ManagerStats:
+        """Counts for reports."""
+        ...
+
+    def audit(self) -> None:
+        """Recompute everything from scratch; raise CorruptedError naming the first broken invariant."""
+        ...
+
+    def snapshot(self) -> object:
+        """Everything that rollback must restore, order included, as a comparable value (tests, M2)."""
+        ...

@@ -1,0 +1,1 @@
+"""Which slots are free: the manager's own bookkeeping."""

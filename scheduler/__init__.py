@@ -1,0 +1,1 @@
+"""Decisions: what runs in this iteration, and which worker gets which request."""

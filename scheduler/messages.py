@@ -1,0 +1,343 @@
+"""Everything that crosses a process border between doors, the central scheduler and workers.
+
+Frozen values only, picklable, no behaviour. One message a step and receiver: batches are tuples.
+
+    door    -> central   submit(specs), cancel(uid)
+    central -> door      DoorNotice
+    central -> worker    CommandBatch of WorkerCommand, refused below the highest known term (C6)
+    worker  -> central   ReportBatch of WorkerReport, and WorkerHeartbeat
+    worker  -> door      TokenBatch of TokenEvent, straight, never through the central scheduler
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from manager import Epoch, LeaseId, ManagerStats, WorkerName
+from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term
+
+
+class WorkerRole(StrEnum):
+    """What a worker computes."""
+
+    CONTEXT = "context"
+    GENERATION = "generation"
+    MIXED = "mixed"
+
+
+class Ticket(Protocol):
+    """What a context worker hands over; the scheduler carries it unread. `kvtransfer` has the real one."""
+
+    @property
+    def owner(self) -> WorkerName:
+        """The worker whose pages they are."""
+        ...
+
+    @property
+    def epoch(self) -> Epoch:
+        """Its life when it gave the lease."""
+        ...
+
+    @property
+    def lease_id(self) -> LeaseId:
+        """The hold on the pages."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions whose KV the pages contain."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all pages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """A finished context: its pages (by ticket) and the token drawn from its last logits (C4)."""
+
+    ticket: Ticket
+    first_token_id: int
+
+
+class ErrorKind(StrEnum):
+    """Why a request failed; the door maps it to a status (api/errors.py)."""
+
+    INVALID = "invalid"
+    NEVER_FITS = "never_fits"
+    QUEUE_FULL = "queue_full"
+    NO_WORKER = "no_worker"
+    ENGINE = "engine"
+    TRANSFER = "transfer"
+    WORKER_LOST = "worker_lost"
+    DEADLINE = "deadline"
+    INTERNAL = "internal"
+
+
+# -- central -> worker ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Compute the prompt, draw the first token, lease the pages. Context workers."""
+
+    attempt_id: AttemptId
+    spec: RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunLocal:
+    """Compute both phases here. Mixed workers, and generation workers by conditional disaggregation."""
+
+    attempt_id: AttemptId
+    spec: RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OfferGeneration:
+    """An invitation that holds nothing (C1a). Answered by Reserved, or Deferred, or Failed.
+
+    `handoff` is None for generation-first dispatch; DeliverHandoff brings it later.
+    """
+
+    attempt_id: AttemptId
+    spec: RequestSpec
+    handoff: Handoff | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverHandoff:
+    """The finished context of a generation-first offer."""
+
+    attempt_id: AttemptId
+    handoff: Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAttempt:
+    """Release everything of this attempt. Unknown or ended attempts are ignored (C5 of the catalogue)."""
+
+    attempt_id: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLeases:
+    """Extend these leases by the full duration; sent while no generation worker has the request yet."""
+
+    lease_ids: tuple[LeaseId, ...]
+
+
+WorkerCommand = RunContext | RunLocal | OfferGeneration | DeliverHandoff | CancelAttempt | RenewLeases
+
+
+@dataclass(frozen=True, slots=True)
+class CommandBatch:
+    """Commands of one central scheduler's life, in order."""
+
+    term: Term
+    commands: tuple[WorkerCommand, ...]
+
+
+# -- worker -> central ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ContextDone:
+    """The context half ended well. `handoff` is None when the first token ended the request."""
+
+    attempt_id: AttemptId
+    handoff: Handoff | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The context side's pages are no longer held; `settled` tells a trusted read from an expiry."""
+
+    attempt_id: AttemptId
+    lease_id: LeaseId
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """The offer could not be taken now; the worker holds nothing of it. Offer it again later (C2)."""
+
+    attempt_id: AttemptId
+    reason: str
+    needed: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The offer became a reservation: pages are held and the transfer has begun."""
+
+    attempt_id: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """The pages are verified and the request decodes here; the lease is settled."""
+
+    attempt_id: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The attempt ended with the request's last token."""
+
+    attempt_id: AttemptId
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt ended by a fault and holds nothing. `retriable`: another attempt may succeed."""
+
+    attempt_id: AttemptId
+    kind: ErrorKind
+    message: str
+    retriable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The attempt was cancelled and holds nothing."""
+
+    attempt_id: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class RoomReported:
+    """Something was released since the last Deferred: the oldest deferred offers may be tried again."""
+
+
+WorkerReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Finished | Failed | Cancelled | RoomReported
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBatch:
+    """Reports of one iteration, in order."""
+
+    worker: WorkerName
+    epoch: Epoch
+    reports: tuple[WorkerReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegistration:
+    """A worker's first word: who it is and what one request may need at most on it."""
+
+    worker: WorkerName
+    role: WorkerRole
+    epoch: Epoch
+    pid: int
+    max_request_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeartbeat:
+    """Sent by the agent thread every `heartbeat_s`, step or no step (C5)."""
+
+    worker: WorkerName
+    epoch: Epoch
+    iteration: int
+    longest_step_s: float
+    snapshot: "WorkerSnapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """A worker's own account of itself, for /cluster/state and the reconcile."""
+
+    worker: WorkerName
+    role: WorkerRole
+    epoch: Epoch
+    pid: int
+    state: str
+    iteration: int
+    running: tuple[AttemptId, ...]
+    waiting: tuple[AttemptId, ...]
+    stats: ManagerStats
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+# -- worker -> door ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseDurations:
+    """Seconds that a worker measured on its own clock; never timestamps (M7).
+
+    Attributes:
+        phases: phase name (queue, context, offer, transfer, generation) -> seconds so far.
+        cached_tokens: prompt tokens found in this worker's cache, when it computed the prompt.
+    """
+
+    worker: WorkerName
+    phases: Mapping[str, float]
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token of one request.
+
+    Attributes:
+        uid: the request.
+        attempt_id: the try that drew it.
+        position: index among the request's generated tokens, from 0, earlier attempts included.
+        token_id: the token.
+        finish_reason: set on the last one.
+        durations: on the first token of each worker, and on the last one.
+    """
+
+    uid: RequestUid
+    attempt_id: AttemptId
+    position: int
+    token_id: int
+    finish_reason: FinishReason | None = None
+    durations: PhaseDurations | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """All token events of one step for one door."""
+
+    worker: WorkerName
+    epoch: Epoch
+    door: DoorName
+    events: tuple[TokenEvent, ...]
+
+
+# -- central -> door -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DoorNotice:
+    """A request that will get no further tokens from its present attempt.
+
+    Attributes:
+        uid: the request.
+        kind: what happened.
+        message: for the client; names the request, the value and the limit.
+        retriable: the door may submit it again with what it has accepted (C9).
+    """
+
+    uid: RequestUid
+    kind: ErrorKind
+    message: str
+    retriable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitReply:
+    """The central scheduler's answer to a submission: what it refused; everything else is queued.
+
+    Submitting a uid that is queued or running already is no error and changes nothing (C6).
+    """
+
+    refused: tuple[DoorNotice, ...] = ()

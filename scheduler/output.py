@@ -1,0 +1,90 @@
+"""What one scheduling pass decided, and what its step produced: values between scheduler and loop."""
+
+from dataclasses import dataclass
+
+from manager import PageLease, Refusal
+from scheduler.request import Request
+from scheduler.spec import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ContextChunk:
+    """Positions [start, start + num_tokens) of one request; its token is drawn when `is_last`."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One committed plan.
+
+    Attributes:
+        iteration: number of the pass, from 1.
+        contexts: chunks to compute; a re-prefilled (recompute-paused) request is among them.
+        generations: requests that decode one token; input is their last known token.
+        reserved: offers that became reservations in this pass; the loop starts their transfers.
+        deferred: offers that could not be taken, with the reason; the worker holds nothing of them.
+        failed: requests that can never run here, with the reason; already released.
+        num_suspended: caches suspended in this pass.
+        num_recomputed: caches paused for recompute in this pass.
+        num_resumed: caches resumed in this pass.
+    """
+
+    iteration: int
+    contexts: tuple[ContextChunk, ...] = ()
+    generations: tuple[Request, ...] = ()
+    reserved: tuple[Request, ...] = ()
+    deferred: tuple[tuple[Request, Refusal], ...] = ()
+    failed: tuple[tuple[Request, str], ...] = ()
+    num_suspended: int = 0
+    num_recomputed: int = 0
+    num_resumed: int = 0
+
+    @property
+    def has_step(self) -> bool:
+        """Whether the engine has anything to compute."""
+        return bool(self.contexts or self.generations)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the step computes."""
+        return sum(chunk.num_tokens for chunk in self.contexts) + len(self.generations)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """The token that a step drew for one request, and whether it is the last."""
+
+    token_id: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """What completing a step changed.
+
+    Attributes:
+        tokens: (request, position, drawn token) of every request that drew one, in batch order.
+        leases: contexts that finished on a context worker and are now leased for a reader.
+        finished: requests that ended in this step; already released.
+    """
+
+    tokens: tuple[tuple[Request, int, DrawnToken], ...] = ()
+    leases: tuple[tuple[Request, PageLease], ...] = ()
+    finished: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedStep:
+    """What abandoning a failed step changed (V22): history is where it was.
+
+    Attributes:
+        retried: requests that will be scheduled again.
+        failed: requests that reached `max_step_retries`; already released.
+    """
+
+    retried: tuple[Request, ...] = ()
+    failed: tuple[Request, ...] = ()

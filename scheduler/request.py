@@ -1,0 +1,121 @@
+"""`Request`: one attempt on one worker, with its tokens, its state and its timings.
+
+Holds no pages and no positions of the cache: what is computed is asked of the manager
+(`history_length`), so that the two cannot disagree. Satisfies `manager.CacheRequest`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manager import AdapterId, RequestId, ReuseScope
+from scheduler.spec import AttemptId, RequestSpec
+from scheduler.states import TERMINAL_ATTEMPT_STATES, AttemptEvent, AttemptState, advance_attempt
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """One entry of a request's history; `at_s` is the caller's clock."""
+
+    event: AttemptEvent
+    state: AttemptState
+    at_s: float
+
+
+class Request:
+    """One attempt on one worker.
+
+    Attributes:
+        spec: what the door asked for.
+        attempt_id: this try.
+        arrival: order of arrival on this worker; smaller is older.
+        failed_steps: steps that raised while it was in them (V22).
+        num_reused_tokens: positions found in the cache by its first prefix claim here (cached_tokens).
+        history: every state change, oldest first.
+    """
+
+    __slots__ = (
+        "_prompt_length",
+        "_token_ids",
+        "arrival",
+        "attempt_id",
+        "failed_steps",
+        "history",
+        "num_draft_tokens",
+        "num_reused_tokens",
+        "spec",
+        "state",
+    )
+
+    def __init__(
+        self, spec: RequestSpec, attempt_id: AttemptId, state: AttemptState, *, arrival: int, now_s: float
+    ) -> None:
+        """Start in `state`: CONTEXT_INIT, or DISAGG_GENERATION_INIT for an offer."""
+        self.spec = spec
+        self.attempt_id = attempt_id
+        self.arrival = arrival
+        self.state = state
+        self.failed_steps = 0
+        self.num_draft_tokens = 0
+        self.num_reused_tokens: int | None = None
+        self.history: list[StateChange] = []
+        self._token_ids = [*spec.prompt_token_ids, *spec.accepted_token_ids]
+        self._prompt_length = len(self._token_ids)
+
+    # -- manager.CacheRequest ----------------------------------------------------------------------
+
+    @property
+    def request_id(self) -> RequestId:
+        """The manager's key: this attempt."""
+        return RequestId(self.attempt_id)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt, accepted and generated tokens."""
+        return self._token_ids
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens that this attempt started with: the prompt, and accepted tokens of earlier attempts."""
+        return self._prompt_length
+
+    @property
+    def reuse_scope(self) -> ReuseScope:
+        """Blocks are shared only inside it."""
+        return ReuseScope(self.spec.reuse_scope)
+
+    @property
+    def adapter_id(self) -> AdapterId | None:
+        """LoRA is not served yet."""
+        return None
+
+    @property
+    def priority(self) -> int:
+        """The request's own."""
+        return self.spec.priority
+
+    # -- tokens and state --------------------------------------------------------------------------
+
+    @property
+    def num_generated(self) -> int:
+        """Generated tokens of the whole request, earlier attempts included: the next token's position."""
+        return len(self._token_ids) - len(self.spec.prompt_token_ids)
+
+    def append_token(self, token_id: int) -> int:
+        """Add a drawn token; returns its position among the generated ones."""
+        position = self.num_generated
+        self._token_ids.append(token_id)
+        return position
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the attempt has ended on this worker."""
+        return self.state in TERMINAL_ATTEMPT_STATES
+
+    def on_event(self, event: AttemptEvent, now_s: float) -> None:
+        """Move by the table. Raises IllegalTransition and changes nothing where the table has no entry."""
+        self.state = advance_attempt(self.state, event)
+        self.history.append(StateChange(event, self.state, now_s))
+
+    def __repr__(self) -> str:
+        """Short, for logs and assertion messages."""
+        return f"Request({self.attempt_id} {self.spec.uid} {self.state} tokens={len(self._token_ids)})"

@@ -1,0 +1,1 @@
+"""Processes, devices and HTTP: everything that is not a decision."""

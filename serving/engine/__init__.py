@@ -1,0 +1,1 @@
+"""The model: weights, paged attention, sampling, one step."""

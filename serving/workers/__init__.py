@@ -1,0 +1,1 @@
+"""The loop of a worker and what differs between the roles."""
