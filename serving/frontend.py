@@ -1,0 +1,349 @@
+"""`Frontend`: owns every open request and its token stream (C9), against any scheduler endpoint.
+
+Runs on one event loop; every method is called on it. Workers' events come in through `on_tokens`, the
+central scheduler's through `on_notices`. A lost attempt is resubmitted with what was accepted, so that
+the client sees no gap, no repeat and no change; everything that is no longer wanted is cancelled.
+
+    submit ─► choices ─► endpoint.submit ──────────────► tokens ─► ChoiceStream ─► OpenRequest.deltas
+                 ▲                                          │
+                 └── resubmit (same uid and seed, accepted tokens) ◄── retriable notice, or a lasting gap
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from scheduler.messages import DoorNotice, ErrorKind, TokenBatch, TokenEvent
+from scheduler.spec import DoorName, RequestSpec, RequestUid
+from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
+from serving.generation_request import DoorSettings, GenerationRequest, RequestFailedError
+from serving.open_request import OpenChoice, OpenRequest
+from serving.output_text import OutputText
+from serving.scheduler_client import SchedulerClient
+from serving.stream import Arrival, ChoiceStream
+from serving.timeline import ChoiceTimeline, StreamState, TimelineBook
+from serving.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_WORTH_WAITING = frozenset({ErrorKind.QUEUE_FULL, ErrorKind.NO_WORKER})
+"""Refusals of a resubmission that may pass: the request was accepted once already."""
+
+
+class Frontend:
+    """One door.
+
+    Attributes:
+        tokenizer: the model's.
+        settings: limits and deadlines.
+    """
+
+    def __init__(
+        self,
+        endpoint: SchedulerEndpoint,
+        tokenizer: Tokenizer,
+        door: DoorName,
+        settings: DoorSettings,
+        *,
+        clock: Callable[[], float],
+        seed_source: Callable[[], int],
+    ) -> None:
+        """Args.
+
+        endpoint: the central scheduler.
+        tokenizer: the model's.
+        door: this door's name; workers send its token events there.
+        settings: limits and deadlines.
+        clock: monotonic seconds.
+        seed_source: a fresh seed in [0, 2**63) for a request that has none.
+        """
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self._door = door
+        self._clock = clock
+        self._seed_source = seed_source
+        self._choices: dict[RequestUid, OpenChoice] = {}
+        self._timelines = TimelineBook(settings.kept_timelines)
+        self._counters: Counter[str] = Counter()
+        self._is_draining = False
+        self._scheduler = SchedulerClient(
+            endpoint,
+            submit_timeout_s=settings.submit_timeout_s,
+            state_timeout_s=settings.health_timeout_s,
+            is_wanted=self._choices.__contains__,
+        )
+
+    # -- for the HTTP layer ------------------------------------------------------------------------
+
+    async def submit(self, request: GenerationRequest) -> OpenRequest:
+        """Queue a request.
+
+        Returns:
+            It, open; the caller closes it.
+
+        Raises:
+            RequestFailedError: the cluster refused it or cannot be reached; nothing is left of it.
+        """
+        if self._is_draining:
+            msg = "this server is draining and takes no new requests"
+            raise RequestFailedError(ErrorKind.NO_WORKER, msg)
+        opened = self._open(request)
+        specs = [choice.stream.spec for choice in opened.choices if choice.is_open]
+        try:
+            refused = (await self._scheduler.submit(specs)).refused if specs else ()
+        except EndpointUnavailableError as error:
+            self._fail(opened, ErrorKind.NO_WORKER, str(error))
+        except BaseException:
+            opened.close()
+            raise
+        else:
+            if refused:
+                self._fail(opened, refused[0].kind, refused[0].message)
+        if opened.failure is not None and not any(choice.stream.token_ids for choice in opened.choices):
+            opened.close()
+            raise opened.failure
+        self._forget_when_ended(opened)
+        return opened
+
+    def timeline(self, api_id: str) -> dict[str, object] | None:
+        """Where the time of a running or recent request went, ready for JSON; None when unknown."""
+        timeline = self._timelines.get(api_id)
+        return None if timeline is None else timeline.to_json(self._clock())
+
+    async def health(self) -> tuple[bool, str]:
+        """Whether a request submitted now can make progress, and the reason when it cannot."""
+        if self._is_draining:
+            return False, "draining"
+        return await self._scheduler.health()
+
+    async def cluster_state(self) -> dict[str, object]:
+        """The cluster's account of itself, and this door's.
+
+        Raises:
+            RequestFailedError: the central scheduler cannot be reached.
+        """
+        try:
+            state = await self._scheduler.cluster_state()
+        except EndpointUnavailableError as error:
+            raise RequestFailedError(ErrorKind.NO_WORKER, str(error)) from error
+        door = {"name": self._door, "open_choices": len(self._choices), "counters": dict(self.counters())}
+        return {**state, "door": door}
+
+    # -- for the process that hosts the door -------------------------------------------------------
+
+    def on_tokens(self, batch: TokenBatch) -> None:
+        """Token events of one worker's step."""
+        for event in batch.events:
+            choice = self._choices.get(event.uid)
+            if choice is None:
+                self._counters["late_events"] += 1
+            else:
+                self._receive(choice, event)
+
+    def on_notices(self, notices: Iterable[DoorNotice]) -> None:
+        """Attempts that ended without a last token."""
+        for notice in notices:
+            choice = self._choices.get(notice.uid)
+            if choice is None:
+                self._counters["late_notices"] += 1
+            elif notice.retriable:
+                self._resubmit_or_fail(choice, notice.kind, notice.message)
+            else:
+                self._fail(choice.request, notice.kind, notice.message)
+
+    def open_specs(self) -> tuple[RequestSpec, ...]:
+        """Every request that is not ended, to be continued after its accepted tokens (C6)."""
+        return tuple(choice.stream.continuation() for choice in self._choices.values())
+
+    def counters(self) -> Mapping[str, int]:
+        """Cumulative counts of what the door did and saw."""
+        return dict(self._counters)
+
+    @property
+    def num_open(self) -> int:
+        """Choices that still wait for tokens."""
+        return len(self._choices)
+
+    def start_draining(self) -> None:
+        """Refuse new requests; open ones go on."""
+        self._is_draining = True
+
+    async def close(self) -> None:
+        """Cancel every open request and wait until the endpoint was told. Idempotent."""
+        self._is_draining = True
+        for request in {id(choice.request): choice.request for choice in self._choices.values()}.values():
+            self._fail(request, ErrorKind.NO_WORKER, "this server is shutting down")
+        await self._scheduler.drain()
+
+    # -- life of a request -------------------------------------------------------------------------
+
+    def _open(self, request: GenerationRequest) -> OpenRequest:
+        opened = OpenRequest(request.api_id, request.num_choices, self._on_close)
+        seed = self._seed_source() if request.seed is None else request.seed
+        opened.choices = tuple(
+            self._open_choice(opened, request, seed, index)
+            for index in range(len(request.prompts) * request.num_choices)
+        )
+        for choice in opened.choices:
+            if choice.is_open:
+                self._choices[choice.uid] = choice
+        self._timelines.open(opened.timeline())
+        self._counters["requests"] += 1
+        opened.deadline_timer = asyncio.get_running_loop().call_later(
+            self.settings.request_timeout_s, self._on_deadline, opened
+        )
+        return opened
+
+    def _open_choice(self, opened: OpenRequest, request: GenerationRequest, seed: int, index: int) -> OpenChoice:
+        prompt = request.prompts[index // request.num_choices]
+        spec = RequestSpec(
+            uid=RequestUid(f"{request.api_id}/{index}"),
+            door=self._door,
+            prompt_token_ids=prompt.token_ids,
+            sampling=replace(request.sampling, seed=seed, choice=index % request.num_choices),
+            stop=replace(request.stop, max_tokens=prompt.max_tokens),
+            priority=request.priority,
+        )
+        text = OutputText(self.tokenizer.token_bytes, spec.stop.stop_strings, includes_stop=request.includes_stop_text)
+        stream = ChoiceStream(spec, index, text, frozenset(self.settings.eos_token_ids))
+        timeline = ChoiceTimeline(spec.uid, index, len(prompt.token_ids), self._clock())
+        choice = OpenChoice(opened, stream, timeline)
+        if stream.is_finished:
+            self._end_timeline(choice, StreamState.FINISHED)
+        return choice
+
+    def _receive(self, choice: OpenChoice, event: TokenEvent) -> None:
+        stream = choice.stream
+        arrival = stream.receive(event)
+        if event.durations is not None:
+            choice.timeline.on_durations(event.attempt_id, event.durations)
+        if arrival is not Arrival.ACCEPTED:
+            self._on_unaccepted(choice, event, arrival)
+            return
+        choice.timeline.on_tokens(len(stream.token_ids), self._clock())
+        if not stream.has_gap:
+            choice.stop_gap_timer()
+        if stream.is_finished:
+            self._end_choice(choice, StreamState.FINISHED)
+            if not stream.is_confirmed_end:
+                # Some attempt does not know that it is over.
+                self._scheduler.cancel([choice.uid])
+            self._forget_when_ended(choice.request)
+        choice.request.wake()
+
+    def _on_unaccepted(self, choice: OpenChoice, event: TokenEvent, arrival: Arrival) -> None:
+        self._counters[f"{arrival.name.lower()}_tokens"] += 1
+        if arrival is Arrival.HELD and choice.gap_timer is None:
+            expected = len(choice.stream.token_ids)
+            _log.info("request %s: token %d came before token %d", choice.uid, event.position, expected)
+            choice.gap_timer = asyncio.get_running_loop().call_later(
+                self.settings.gap_deadline_s, self._on_lasting_gap, choice
+            )
+        elif arrival is Arrival.DIVERGED:
+            _log.error(
+                "request %s: attempt %s drew token %d at position %d, where %d was accepted before",
+                choice.uid, event.attempt_id, event.token_id, event.position, choice.stream.token_ids[event.position],
+            )  # fmt: skip
+
+    def _on_lasting_gap(self, choice: OpenChoice) -> None:
+        choice.gap_timer = None
+        if not choice.is_open or not choice.stream.has_gap:
+            return
+        expected = len(choice.stream.token_ids)
+        _log.warning("request %s: token %d did not come; asking again", choice.uid, expected)
+        self._counters["lasting_gaps"] += 1
+        self._scheduler.cancel([choice.uid])
+        self._resubmit_or_fail(choice, ErrorKind.INTERNAL, f"token {expected} of request {choice.uid} was lost")
+
+    def _on_deadline(self, opened: OpenRequest) -> None:
+        if any(choice.is_open for choice in opened.choices):
+            self._counters["deadlines"] += 1
+            limit_s = self.settings.request_timeout_s
+            self._fail(opened, ErrorKind.DEADLINE, f"request {opened.api_id} was not finished in {limit_s} s")
+
+    def _on_close(self, opened: OpenRequest) -> None:
+        """Nobody reads it any more."""
+        unwanted = [choice for choice in opened.choices if choice.is_open]
+        for choice in unwanted:
+            self._end_choice(choice, StreamState.CANCELLED)
+        if unwanted:
+            self._counters["cancelled_requests"] += 1
+            self._scheduler.cancel([choice.uid for choice in unwanted])
+        self._forget_when_ended(opened)
+
+    def _fail(self, opened: OpenRequest, kind: ErrorKind, message: str) -> None:
+        """One choice cannot go on, so the request as a whole cannot."""
+        if opened.failure is not None:
+            return
+        opened.failure = RequestFailedError(kind, message)
+        self._counters[f"failed_requests_{kind}"] += 1
+        unfinished = [choice for choice in opened.choices if choice.is_open]
+        for choice in unfinished:
+            choice.timeline.error = message
+            self._end_choice(choice, StreamState.FAILED)
+        if unfinished:
+            self._scheduler.cancel([choice.uid for choice in unfinished])
+        self._forget_when_ended(opened)
+        opened.wake()
+
+    def _end_choice(self, choice: OpenChoice, state: StreamState) -> None:
+        choice.is_open = False
+        choice.stop_gap_timer()
+        self._choices.pop(choice.uid, None)
+        self._end_timeline(choice, state)
+
+    def _end_timeline(self, choice: OpenChoice, state: StreamState) -> None:
+        choice.timeline.finish_reason = choice.stream.finish_reason
+        choice.timeline.on_end(state, self._clock())
+
+    def _forget_when_ended(self, opened: OpenRequest) -> None:
+        if not any(choice.is_open for choice in opened.choices):
+            self._timelines.close(opened.api_id)
+            if opened.deadline_timer is not None:
+                opened.deadline_timer.cancel()
+
+    # -- talking to the central scheduler ----------------------------------------------------------
+
+    def _resubmit_or_fail(self, choice: OpenChoice, kind: ErrorKind, message: str) -> None:
+        if choice.is_waiting_to_resubmit:
+            return
+        if choice.num_resubmissions >= self.settings.max_resubmissions:
+            self._fail(choice.request, kind, f"{message} (after {choice.num_resubmissions} resubmissions)")
+            return
+        delay_s = (
+            self.settings.resubmit_delay_s * 2 ** (choice.num_resubmissions - 1) if choice.num_resubmissions else 0
+        )
+        choice.num_resubmissions += 1
+        choice.timeline.num_resubmissions = choice.num_resubmissions
+        choice.is_waiting_to_resubmit = True
+        choice.stop_gap_timer()
+        choice.stream.give_up_attempts()
+        self._counters["resubmissions"] += 1
+        _log.warning("request %s lost its attempt (%s: %s); resubmitting", choice.uid, kind, message)
+        self._scheduler.spawn(self._resubmit(choice, delay_s))
+
+    async def _resubmit(self, choice: OpenChoice, delay_s: float) -> None:
+        try:
+            await asyncio.sleep(delay_s)
+        finally:
+            choice.is_waiting_to_resubmit = False
+        if not choice.is_open:
+            return
+        try:
+            refused = (await self._scheduler.submit([choice.stream.continuation()])).refused
+        except EndpointUnavailableError as error:
+            if choice.is_open:
+                self._resubmit_or_fail(choice, ErrorKind.NO_WORKER, str(error))
+            return
+        except Exception:
+            self._fail(choice.request, ErrorKind.INTERNAL, f"request {choice.uid} could not be resubmitted")
+            raise
+        if choice.uid not in self._choices:
+            # It ended while the scheduler was being asked.
+            self._scheduler.cancel([choice.uid])
+            return
+        for notice in refused:
+            is_passing = notice.retriable or notice.kind in _WORTH_WAITING
+            self.on_notices([replace(notice, retriable=is_passing)])

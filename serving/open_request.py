@@ -1,0 +1,137 @@
+"""`OpenRequest`: one API request that the door has accepted, as its HTTP handler sees it.
+
+The handler reads merged deltas; the frontend writes tokens into the choices and wakes it. Deltas are
+joined while the handler is busy (a slow client), so memory is bounded by the tokens themselves.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from scheduler.spec import RequestUid
+from serving.generation_request import RequestFailedError
+from serving.stream import ChoiceDelta, ChoiceStream
+from serving.timeline import ChoiceTimeline, RequestTimeline
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one API request. A prompt is counted once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class OpenChoice:
+    """One choice, with what the frontend needs to keep it going.
+
+    Attributes:
+        is_open: its tokens are still wanted.
+        num_resubmissions: attempts after the first.
+        is_waiting_to_resubmit: a resubmission is scheduled; a repeated notice changes nothing.
+        gap_timer: runs while a token is missing.
+    """
+
+    __slots__ = (
+        "gap_timer",
+        "is_open",
+        "is_waiting_to_resubmit",
+        "num_resubmissions",
+        "request",
+        "stream",
+        "timeline",
+    )
+
+    def __init__(self, request: "OpenRequest", stream: ChoiceStream, timeline: ChoiceTimeline) -> None:
+        """Args: its parts."""
+        self.request = request
+        self.stream = stream
+        self.timeline = timeline
+        self.is_open = not stream.is_finished
+        self.num_resubmissions = 0
+        self.is_waiting_to_resubmit = False
+        self.gap_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def uid(self) -> RequestUid:
+        """Its name everywhere."""
+        return self.stream.spec.uid
+
+    def stop_gap_timer(self) -> None:
+        """No token is missing any more, or none is wanted."""
+        if self.gap_timer is not None:
+            self.gap_timer.cancel()
+            self.gap_timer = None
+
+
+class OpenRequest:
+    """One API request. Made by the frontend; `close` it in every case.
+
+    Attributes:
+        api_id: the id in the answer.
+        choices: index = prompt index * n + k.
+        failure: why it failed, if it did.
+    """
+
+    def __init__(self, api_id: str, num_choices: int, on_close: Callable[["OpenRequest"], None]) -> None:
+        """Args.
+
+        api_id: the id in the answer.
+        num_choices: choices of each prompt.
+        on_close: called once, by the first `close`.
+        """
+        self.api_id = api_id
+        self.choices: tuple[OpenChoice, ...] = ()
+        self.failure: RequestFailedError | None = None
+        self.deadline_timer: asyncio.TimerHandle | None = None
+        self._num_choices = num_choices
+        self._on_close = on_close
+        self._is_closed = False
+        self._news = asyncio.Event()
+
+    def timeline(self) -> RequestTimeline:
+        """Where its time went."""
+        return RequestTimeline(self.api_id, tuple(choice.timeline for choice in self.choices))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has its last token."""
+        return all(choice.stream.is_finished for choice in self.choices)
+
+    def wake(self) -> None:
+        """Something changed."""
+        self._news.set()
+
+    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
+        """What the choices gain, as it comes, until every one is finished. One reader at a time.
+
+        Raises:
+            RequestFailedError: after the deltas that came before the fault.
+        """
+        while True:
+            self._news.clear()
+            for choice in self.choices:
+                if (delta := choice.stream.take_delta()) is not None:
+                    yield delta
+            if self.is_finished:
+                return
+            if self.failure is not None:
+                raise self.failure
+            await self._news.wait()
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompts = [self.choices[i : i + self._num_choices] for i in range(0, len(self.choices), self._num_choices)]
+        return Usage(
+            prompt_tokens=sum(len(choices[0].stream.spec.prompt_token_ids) for choices in prompts),
+            completion_tokens=sum(len(choice.stream.token_ids) for choice in self.choices),
+            # The prompt is counted once, so what its choices found because of one another is no saving.
+            cached_tokens=sum(min(choice.timeline.cached_tokens or 0 for choice in choices) for choices in prompts),
+        )
+
+    def close(self) -> None:
+        """The answer is complete, or nobody wants it any more: what still runs is cancelled. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_close(self)

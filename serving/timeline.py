@@ -1,0 +1,155 @@
+"""Timelines: where the time of a request went, by phase, for GET /requests/{id}.
+
+Workers measure phases as durations on their own clocks (M7); the door adds what only it can see: the
+first token's and the end's distance from the submission. Finished timelines are kept in a bounded book.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from manager import WorkerName
+from scheduler.messages import PhaseDurations
+from scheduler.spec import AttemptId, FinishReason, RequestUid
+
+
+class StreamState(StrEnum):
+    """Where a choice or a request is."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True)
+class ChoiceTimeline:
+    """One choice. All times are seconds; `*_at_s` on the door's clock.
+
+    Attributes:
+        phases: what each worker last said of each attempt; a later word replaces an earlier one.
+        cached_tokens: of the first computation of the prompt; never changes afterwards (C9).
+    """
+
+    uid: RequestUid
+    index: int
+    num_prompt_tokens: int
+    submitted_at_s: float
+    state: StreamState = StreamState.RUNNING
+    first_token_at_s: float | None = None
+    ended_at_s: float | None = None
+    num_tokens: int = 0
+    cached_tokens: int | None = None
+    num_resubmissions: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    phases: dict[tuple[WorkerName, AttemptId], Mapping[str, float]] = field(default_factory=dict)
+
+    def on_durations(self, attempt_id: AttemptId, durations: PhaseDurations) -> None:
+        """Take a worker's word."""
+        self.phases[durations.worker, attempt_id] = durations.phases
+        if self.cached_tokens is None and durations.cached_tokens is not None:
+            self.cached_tokens = min(max(durations.cached_tokens, 0), self.num_prompt_tokens)
+
+    def on_tokens(self, num_tokens: int, now_s: float) -> None:
+        """The stream now has so many tokens."""
+        if self.first_token_at_s is None and num_tokens:
+            self.first_token_at_s = now_s
+        self.num_tokens = num_tokens
+
+    def on_end(self, state: StreamState, now_s: float) -> None:
+        """The stream is over. Only the first end counts."""
+        if self.state is StreamState.RUNNING:
+            self.state = state
+            self.ended_at_s = now_s
+
+    def phase_s(self, name: str) -> float:
+        """Seconds that all workers together spent in a phase."""
+        return sum(phases.get(name, 0.0) for phases in self.phases.values())
+
+    def to_json(self, now_s: float) -> dict[str, object]:
+        """Ready for JSON. `queued_s` is all time before the first token in which nothing was computed."""
+        until_first_s = (now_s if self.ended_at_s is None else self.ended_at_s) - self.submitted_at_s
+        if self.first_token_at_s is not None:
+            until_first_s = self.first_token_at_s - self.submitted_at_s
+        context_s = self.phase_s("context")
+        return {
+            "index": self.index,
+            "uid": self.uid,
+            "state": self.state,
+            "finish_reason": self.finish_reason,
+            "error": self.error,
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_tokens,
+            "cached_tokens": self.cached_tokens,
+            "resubmissions": self.num_resubmissions,
+            "time_to_first_token_s": None if self.first_token_at_s is None else until_first_s,
+            "total_s": (self.ended_at_s if self.ended_at_s is not None else now_s) - self.submitted_at_s,
+            "phases": {
+                "queued_s": max(0.0, until_first_s - context_s),
+                "context_s": context_s,
+                "transfer_s": self.phase_s("offer") + self.phase_s("transfer"),
+                "generation_s": self.phase_s("generation"),
+            },
+            "workers": [
+                {"worker": worker, "attempt": attempt, "phases": dict(phases)}
+                for (worker, attempt), phases in self.phases.items()
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimeline:
+    """One API request with its choices."""
+
+    api_id: str
+    choices: tuple[ChoiceTimeline, ...]
+
+    @property
+    def state(self) -> StreamState:
+        """The worst of its choices' states."""
+        states = {choice.state for choice in self.choices}
+        for state in (StreamState.RUNNING, StreamState.FAILED, StreamState.CANCELLED):
+            if state in states:
+                return state
+        return StreamState.FINISHED
+
+    def to_json(self, now_s: float) -> dict[str, object]:
+        """Ready for JSON."""
+        return {
+            "id": self.api_id,
+            "object": "request.timeline",
+            "state": self.state,
+            "choices": [choice.to_json(now_s) for choice in self.choices],
+        }
+
+
+class TimelineBook:
+    """Timelines by API id: all that run, and the last `capacity` that ended."""
+
+    def __init__(self, capacity: int) -> None:
+        """Args.
+
+        capacity: ended timelines to keep.
+        """
+        self._capacity = capacity
+        self._running: dict[str, RequestTimeline] = {}
+        self._ended: OrderedDict[str, RequestTimeline] = OrderedDict()
+
+    def open(self, timeline: RequestTimeline) -> None:
+        """A request was accepted."""
+        self._running[timeline.api_id] = timeline
+
+    def close(self, api_id: str) -> None:
+        """A request has ended. May be called twice."""
+        timeline = self._running.pop(api_id, None)
+        if timeline is None:
+            return
+        self._ended[api_id] = timeline
+        while len(self._ended) > self._capacity:
+            self._ended.popitem(last=False)
+
+    def get(self, api_id: str) -> RequestTimeline | None:
+        """The timeline, or None when it is unknown or was forgotten."""
+        return self._running.get(api_id) or self._ended.get(api_id)
