@@ -1,1 +1,42 @@
-"""Moves pages between workers: tickets, sessions, transports, and the agent that runs them."""
+"""Moves pages between workers: tickets, leases, sessions, and the agent that runs them.
+
+Transports are imported from `kvtransfer.transports`, one module each.
+"""
+
+from kvtransfer.agent import TransferAgent
+from kvtransfer.errors import HandshakeRefused, PeerError, TransferError, TransferLogicError
+from kvtransfer.messages import (
+    LeaseOutcome,
+    MemoryDescription,
+    PageCopy,
+    PoolLayout,
+    ReadStatus,
+    ReceiveOutcome,
+    ReceiveResult,
+    SettleReply,
+    TransferOutcome,
+    TransferTicket,
+)
+from kvtransfer.peers import PeerChannel, PendingReply
+from kvtransfer.plan import check_compatible
+
+__all__ = [
+    "HandshakeRefused",
+    "LeaseOutcome",
+    "MemoryDescription",
+    "PageCopy",
+    "PeerChannel",
+    "PeerError",
+    "PendingReply",
+    "PoolLayout",
+    "ReadStatus",
+    "ReceiveOutcome",
+    "ReceiveResult",
+    "SettleReply",
+    "TransferAgent",
+    "TransferError",
+    "TransferLogicError",
+    "TransferOutcome",
+    "TransferTicket",
+    "check_compatible",
+]

@@ -25,6 +25,15 @@ class Transport(Protocol):
         """As in `TransferConfig.transport`."""
         ...
 
+    @property
+    def copies_in_poll(self) -> bool:
+        """Whether bytes move inside `poll` only.
+
+        Then polling again at once moves more of them, and an exception out of `poll` proves that nothing is
+        being written. Else bytes move on their own and only `poll`'s answer says that they have stopped.
+        """
+        ...
+
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
         """Make `memory` (1-D, our whole pool) readable by peers and writable by our reads. Once."""
         ...
