@@ -1,59 +1,84 @@
 """The KV cache of one worker: block size and the ordered tiers with their byte quotas."""
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import Field, model_validator
-
-from configs.base import FrozenModel
+from configs.base import Section
 
 
-class DeviceTierConfig(FrozenModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTierConfig(Section):
     """Pages that the engine can read."""
 
+    quota_bytes: int
     tier: Literal["device"] = "device"
-    quota_bytes: int = Field(gt=0)
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        self.require_positive("quota_bytes")
 
 
-class HostTierConfig(FrozenModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTierConfig(Section):
     """Pages in host memory."""
 
+    quota_bytes: int
     tier: Literal["host"] = "host"
-    quota_bytes: int = Field(gt=0)
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        self.require_positive("quota_bytes")
 
 
-class DiskTierConfig(FrozenModel):
-    """Pages in files of the run folder; they do not survive the process."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskTierConfig(Section):
+    """Pages in files of the run folder; they do not survive the process.
 
+    Attributes:
+        path: folder for page files; empty means inside the run folder.
+    """
+
+    quota_bytes: int
+    path: str = ""
     tier: Literal["disk"] = "disk"
-    quota_bytes: int = Field(gt=0)
-    path: str = Field("", description="Folder for page files; empty means inside the run folder.")
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        self.require_positive("quota_bytes")
 
 
-TierConfig = Annotated[DeviceTierConfig | HostTierConfig | DiskTierConfig, Field(discriminator="tier")]
+TierConfig = DeviceTierConfig | HostTierConfig | DiskTierConfig
 
 _TIER_ORDER = ("device", "host", "disk")
 
 
-class KVCacheConfig(FrozenModel):
-    """Geometry and sizes of one worker's KV cache."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheConfig(Section):
+    """Geometry and sizes of one worker's KV cache.
 
-    tokens_per_block: int = Field(16, gt=0)
+    Attributes:
+        max_sequences: index slots: caches that can be active at once.
+        resume_watermark: a suspended cache resumes only while device use stays below this share.
+    """
+
+    tokens_per_block: int = 16
     tiers: tuple[TierConfig, ...] = (DeviceTierConfig(quota_bytes=1 << 30),)
-    max_sequences: int = Field(64, gt=0, description="Index slots: caches that can be active at once.")
+    max_sequences: int = 64
     enable_block_reuse: bool = True
     enable_partial_reuse: bool = True
-    resume_watermark: float = Field(
-        1.0, gt=0, le=1.0, description="A suspended cache resumes only while device use stays below this share."
-    )
+    resume_watermark: float = 1.0
 
-    @model_validator(mode="after")
-    def _tiers_in_order(self) -> "KVCacheConfig":
+    def __post_init__(self) -> None:
+        """Refuse bad values, and tiers in another order than device, host, disk."""
+        self.require_positive("tokens_per_block", "max_sequences", "resume_watermark")
+        if self.resume_watermark > 1:
+            msg = f"resume_watermark={self.resume_watermark} is a share of the device tier: at most 1"
+            raise ValueError(msg)
         names = [tier.tier for tier in self.tiers]
         expected = [name for name in _TIER_ORDER if name in names]
         if names != expected or not names or names[0] != "device":
             msg = f"tiers must be device, then host, then disk, each at most once; got {names}"
             raise ValueError(msg)
-        return self
 
     @property
     def device_quota_bytes(self) -> int:

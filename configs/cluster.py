@@ -1,24 +1,37 @@
 """How many workers of each role, and what each asks of Ray."""
 
-from pydantic import Field, model_validator
+from dataclasses import dataclass
 
-from configs.base import FrozenModel
+from configs.base import Section
+
+_MIN_OBJECT_STORE_BYTES = 75 << 20  # Ray refuses less
 
 
-class ClusterConfig(FrozenModel):
-    """Worker counts and their resources."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig(Section):
+    """Worker counts and their resources.
 
-    context_workers: int = Field(1, ge=0)
-    generation_workers: int = Field(1, ge=0)
-    mixed_workers: int = Field(0, ge=0)
-    ray_address: str = Field("", description="An existing cluster; empty starts a private one on this machine.")
-    cpus_per_worker: float = Field(0.0, ge=0, description="Ray CPUs asked for by a worker.")
-    gpus_per_worker: float = Field(0.0, ge=0)
-    object_store_bytes: int = Field(80 << 20, ge=75 << 20)
-    start_timeout_s: float = Field(120.0, gt=0)
+    Attributes:
+        ray_address: an existing cluster; empty starts a private one on this machine.
+        gpus_per_worker: Ray GPUs that a worker asks for.
+        object_store_bytes: of a private cluster; pages never pass through it, so it is small.
+    """
 
-    @model_validator(mode="after")
-    def _roles_complete(self) -> "ClusterConfig":
+    context_workers: int = 1
+    generation_workers: int = 1
+    mixed_workers: int = 0
+    ray_address: str = ""
+    gpus_per_worker: float = 0.0
+    object_store_bytes: int = 80 << 20
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Refuse bad values and incomplete sets of roles."""
+        self.require_not_negative("context_workers", "generation_workers", "mixed_workers", "gpus_per_worker")
+        self.require_positive("start_timeout_s")
+        if self.object_store_bytes < _MIN_OBJECT_STORE_BYTES:
+            msg = f"object_store_bytes={self.object_store_bytes} is below Ray's least, {_MIN_OBJECT_STORE_BYTES}"
+            raise ValueError(msg)
         if bool(self.context_workers) != bool(self.generation_workers):
             msg = (
                 f"context_workers={self.context_workers} and generation_workers={self.generation_workers}: "
@@ -31,7 +44,6 @@ class ClusterConfig(FrozenModel):
         if self.context_workers and self.mixed_workers:
             msg = "mixed_workers cannot be combined with context_workers and generation_workers"
             raise ValueError(msg)
-        return self
 
     @property
     def num_workers(self) -> int:

@@ -1,13 +1,15 @@
-"""`DeploymentConfig` joins the sections; `load_deployment` reads a preset or a YAML file."""
+"""`DeploymentConfig` joins the sections; `load_deployment` reads a preset or a YAML file.
+
+The border where documents become sections: the only file that needs pydantic and yaml, and it imports
+them when it is used.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-import yaml
-from pydantic import model_validator
-
-from configs.base import FrozenModel
+from configs.base import Section
 from configs.cache import KVCacheConfig
 from configs.cluster import ClusterConfig
 from configs.model import EngineConfig
@@ -16,20 +18,20 @@ from configs.server import ServerConfig
 from configs.transfer import TransferConfig
 
 
-class DeploymentConfig(FrozenModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentConfig(Section):
     """Everything that a server needs to start."""
 
-    engine: EngineConfig = EngineConfig()
-    cache: KVCacheConfig = KVCacheConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-    central: CentralConfig = CentralConfig()
-    transfer: TransferConfig = TransferConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    server: ServerConfig = ServerConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    central: CentralConfig = field(default_factory=CentralConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
 
-    @model_validator(mode="after")
-    def _capacities_agree(self) -> "DeploymentConfig":
-        # V21: two limits that disagree deadlock at run time, so they are refused here.
+    def __post_init__(self) -> None:
+        """Refuse sections that disagree: two limits that do deadlock at run time (V21)."""
         if self.scheduler.max_batch_size > self.cache.max_sequences:
             msg = (
                 f"scheduler.max_batch_size={self.scheduler.max_batch_size} exceeds "
@@ -37,9 +39,11 @@ class DeploymentConfig(FrozenModel):
             )
             raise ValueError(msg)
         if self.transfer.heartbeat_s != self.central.heartbeat_s:
-            msg = f"transfer.heartbeat_s={self.transfer.heartbeat_s} differs from central.heartbeat_s"
+            msg = (
+                f"transfer.heartbeat_s={self.transfer.heartbeat_s} differs from "
+                f"central.heartbeat_s={self.central.heartbeat_s}"
+            )
             raise ValueError(msg)
-        return self
 
 
 def preset_names() -> list[str]:
@@ -54,8 +58,17 @@ def load_deployment(
 
     Raises:
         FileNotFoundError: `source` is neither a preset nor a file.
-        ValueError: the file is no mapping, or a key or value is refused (pydantic's ValidationError).
+        ValueError: the file is no mapping, or a key or value is refused; the message names each.
     """
+    document = _read(source)
+    for section, values in (overrides or {}).items():
+        document[section] = {**(document.get(section) or {}), **values}
+    return _validate(source, document)
+
+
+def _read(source: str) -> dict[str, dict[str, object]]:
+    import yaml
+
     if source in preset_names():
         text = files("configs").joinpath("presets", f"{source}.yaml").read_text()
     elif Path(source).is_file():
@@ -63,12 +76,23 @@ def load_deployment(
     else:
         msg = f"no preset and no file named {source!r}; presets: {', '.join(preset_names())}"
         raise FileNotFoundError(msg)
-    document = yaml.safe_load(text) or {}
+    try:
+        document = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        msg = f"{source}: not YAML: {error}"
+        raise ValueError(msg) from error
     if not isinstance(document, dict):
         msg = f"{source}: expected a mapping of sections, got {type(document).__name__}"
         raise ValueError(msg)
-    for section, values in (overrides or {}).items():
-        merged = dict(document.get(section) or {})
-        merged.update(values)
-        document[section] = merged
-    return DeploymentConfig.model_validate(document)
+    return document
+
+
+def _validate(source: str, document: Mapping[str, object]) -> DeploymentConfig:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(DeploymentConfig).validate_python(document)
+    except ValidationError as error:
+        complaints = [f"{'.'.join(map(str, entry['loc'])) or 'deployment'}: {entry['msg']}" for entry in error.errors()]
+        msg = f"{source}: " + "; ".join(complaints)
+        raise ValueError(msg) from None

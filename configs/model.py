@@ -1,10 +1,9 @@
 """Shape of a model (`ModelConfig`, read from its folder) and how the engine runs it (`EngineConfig`)."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import Field, model_validator
-
-from configs.base import FrozenModel
+from configs.base import Section
 
 
 class DTypeName(StrEnum):
@@ -15,36 +14,54 @@ class DTypeName(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class ModelConfig(FrozenModel):
-    """Layer and head geometry of a Llama-family model, as in the `config.json` of its folder."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(Section):
+    """Layer and head geometry of a Llama-family model, as in the `config.json` of its folder.
 
-    num_layers: int = Field(gt=0)
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    num_heads: int = Field(gt=0)
-    num_kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    max_position: int = Field(gt=0, description="Context length in tokens, prompt and output together.")
-    rope_theta: float = Field(gt=0)
-    rms_norm_eps: float = Field(gt=0)
+    Attributes:
+        max_position: context length in tokens, prompt and output together.
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    rope_theta: float
+    rms_norm_eps: float
     tie_embeddings: bool
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> "ModelConfig":
+    def __post_init__(self) -> None:
+        """Refuse a geometry that cannot be computed."""
+        self.require_positive("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
+        self.require_positive("head_dim", "vocab_size", "max_position", "rope_theta", "rms_norm_eps")
         if self.num_heads % self.num_kv_heads:
             msg = f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
             raise ValueError(msg)
-        return self
 
 
-class EngineConfig(FrozenModel):
-    """How a worker runs the model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Section):
+    """How a worker runs the model.
 
-    model: str = Field("smollm2-135m", description="A fetched model's name, a folder, or a GGUF file.")
+    Attributes:
+        model: a fetched model's name, a Hugging Face folder, or a GGUF file.
+        device: a torch device string: cpu, cuda, cuda:1.
+        exact: batch-invariant kernels only (E1).
+        num_threads: of one worker; 0 divides the cores among the workers.
+    """
+
+    model: str = "smollm2-135m"
     dtype: DTypeName = DTypeName.AUTO
-    device: str = Field("cpu", description="A torch device string: cpu, cuda, cuda:1.")
-    exact: bool = Field(default=True, description="Batch-invariant kernels only (E1).")
-    num_threads: int = Field(0, ge=0, description="Threads of one worker; 0 divides the cores among the workers.")
+    device: str = "cpu"
+    exact: bool = True
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        self.require_not_negative("num_threads")

@@ -1,10 +1,9 @@
 """Budgets and policies of the iteration scheduler (one per worker) and of the central scheduler."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import Field, model_validator
-
-from configs.base import FrozenModel
+from configs.base import Section
 
 
 class SchedulingPolicy(StrEnum):
@@ -21,22 +20,31 @@ class ChunkingPolicy(StrEnum):
     EQUAL_PROGRESS = "equal_progress"
 
 
-class SchedulerConfig(FrozenModel):
-    """Budgets of one iteration."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(Section):
+    """Budgets of one iteration.
 
-    max_num_tokens: int = Field(512, gt=0, description="Rows of one step: context tokens plus decode tokens.")
-    max_batch_size: int = Field(64, gt=0, description="Requests in one step.")
-    chunk_unit_tokens: int = Field(64, gt=0, description="A context chunk that is not the last is a multiple of this.")
+    Attributes:
+        max_num_tokens: rows of one step: context tokens plus decode tokens.
+        max_batch_size: requests in one step.
+        chunk_unit_tokens: a context chunk that is not the last is a multiple of this.
+        max_step_retries: failed steps after which the step's requests fail.
+    """
+
+    max_num_tokens: int = 512
+    max_batch_size: int = 64
+    chunk_unit_tokens: int = 64
     policy: SchedulingPolicy = SchedulingPolicy.MAX_UTILIZATION
     chunking: ChunkingPolicy = ChunkingPolicy.FIRST_COME_FIRST_SERVED
-    max_step_retries: int = Field(1, ge=0, description="Failed steps after which the step's requests fail.")
+    max_step_retries: int = 1
 
-    @model_validator(mode="after")
-    def _chunk_fits(self) -> "SchedulerConfig":
+    def __post_init__(self) -> None:
+        """Refuse bad values, and a chunk that no step could hold."""
+        self.require_positive("max_num_tokens", "max_batch_size", "chunk_unit_tokens")
+        self.require_not_negative("max_step_retries")
         if self.chunk_unit_tokens > self.max_num_tokens:
             msg = f"chunk_unit_tokens={self.chunk_unit_tokens} is above max_num_tokens={self.max_num_tokens}"
             raise ValueError(msg)
-        return self
 
 
 class DispatchPolicy(StrEnum):
@@ -46,14 +54,28 @@ class DispatchPolicy(StrEnum):
     GENERATION_FIRST = "generation_first"
 
 
-class CentralConfig(FrozenModel):
-    """Admission, dispatch and liveness, as the central scheduler sees them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentralConfig(Section):
+    """Admission, dispatch and liveness, as the central scheduler sees them.
 
-    max_queued_requests: int = Field(1024, gt=0)
-    max_running_per_context_worker: int = Field(32, gt=0, description="Attempts sent to one context worker at once.")
-    max_offers_per_generation_worker: int = Field(64, gt=0, description="Attempts offered or held there at once.")
+    Attributes:
+        max_running_per_context_worker: attempts sent to one context worker at once.
+        max_offers_per_generation_worker: attempts offered or held there at once.
+        missed_heartbeats: heartbeats in a row whose absence means dead.
+        request_deadline_s: from submission to the terminal event.
+    """
+
+    max_queued_requests: int = 1024
+    max_running_per_context_worker: int = 32
+    max_offers_per_generation_worker: int = 64
     dispatch: DispatchPolicy = DispatchPolicy.CONTEXT_FIRST
-    heartbeat_s: float = Field(0.5, gt=0)
-    missed_heartbeats: int = Field(3, gt=0, description="Heartbeats in a row whose absence means dead.")
-    door_deadline_s: float = Field(10.0, gt=0)
-    request_deadline_s: float = Field(600.0, gt=0, description="From submission to the terminal event.")
+    heartbeat_s: float = 0.5
+    missed_heartbeats: int = 3
+    door_deadline_s: float = 10.0
+    request_deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        self.require_positive("max_queued_requests", "max_running_per_context_worker")
+        self.require_positive("max_offers_per_generation_worker", "heartbeat_s", "missed_heartbeats")
+        self.require_positive("door_deadline_s", "request_deadline_s")

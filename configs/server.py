@@ -1,17 +1,35 @@
 """The front door: address and limits of one HTTP request."""
 
-from pydantic import Field
+from dataclasses import dataclass
 
-from configs.base import FrozenModel
+from configs.base import Section
+
+_MAX_PORT = 65535
 
 
-class ServerConfig(FrozenModel):
-    """What the HTTP server listens on and accepts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Section):
+    """What the HTTP server listens on and accepts.
+
+    Attributes:
+        port: 0 takes any free one.
+        served_model_name: name in the API; empty means the model's own.
+        max_choices: largest n.
+        max_prompts: prompts in one completion request.
+        kept_timelines: finished requests that GET /requests/{id} remembers.
+    """
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    served_model_name: str = Field("", description="Name in the API; empty means the model's own.")
-    max_body_bytes: int = Field(4 << 20, gt=0)
-    max_choices: int = Field(16, gt=0, description="Largest n.")
-    max_prompts: int = Field(64, gt=0, description="Prompts in one completion request.")
-    kept_timelines: int = Field(2048, gt=0, description="Finished requests that GET /requests/{id} remembers.")
+    port: int = 8000
+    served_model_name: str = ""
+    max_body_bytes: int = 4 << 20
+    max_choices: int = 16
+    max_prompts: int = 64
+    kept_timelines: int = 2048
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        self.require_positive("max_body_bytes", "max_choices", "max_prompts", "kept_timelines")
+        if not 0 <= self.port <= _MAX_PORT:
+            msg = f"port={self.port} is not between 0 and {_MAX_PORT}"
+            raise ValueError(msg)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from configs import load_deployment, preset_names
 
@@ -14,7 +13,7 @@ def test_every_preset_loads(name: str) -> None:
 
 
 def test_an_unknown_key_is_refused_by_name() -> None:
-    with pytest.raises(ValidationError, match="max_num_tokenz"):
+    with pytest.raises(ValueError, match="max_num_tokenz"):
         load_deployment("local-cpu", {"scheduler": {"max_num_tokenz": 1}})
 
 
@@ -31,18 +30,18 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_batch_larger_than_the_index_slots_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ValidationError, match=r"max_batch_size=64 exceeds cache\.max_sequences=8"):
+    with pytest.raises(ValueError, match=r"max_batch_size=64 exceeds cache\.max_sequences=8"):
         load_deployment("local-cpu", {"cache": {"max_sequences": 8}})
 
 
 def test_one_role_without_the_other_is_refused() -> None:
-    with pytest.raises(ValidationError, match="at least one of each"):
+    with pytest.raises(ValueError, match="at least one of each"):
         load_deployment("local-cpu", {"cluster": {"generation_workers": 0}})
 
 
 def test_tiers_out_of_order_are_refused() -> None:
     tiers = [{"tier": "host", "quota_bytes": 1}, {"tier": "device", "quota_bytes": 1}]
-    with pytest.raises(ValidationError, match="device, then host, then disk"):
+    with pytest.raises(ValueError, match="device, then host, then disk"):
         load_deployment("local-cpu", {"cache": {"tiers": tiers}})
 
 
