@@ -135,10 +135,17 @@ WorkerCommand = RunContext | RunLocal | OfferGeneration | DeliverHandoff | Cance
 
 @dataclass(frozen=True, slots=True)
 class CommandBatch:
-    """Commands of one central scheduler's life, in order."""
+    """Commands of one central scheduler's life, in order.
+
+    Attributes:
+        term: the central scheduler's life; a worker refuses a lower one than it has seen.
+        commands: in order.
+        sequence: number of this batch among those of one term to one life of a worker, from 1.
+    """
 
     term: Term
     commands: tuple[WorkerCommand, ...]
+    sequence: int = 0
 
 
 # -- worker -> central ---------------------------------------------------------------------------------
@@ -251,7 +258,14 @@ class WorkerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """A worker's own account of itself, for /cluster/state and the reconcile."""
+    """A worker's own account of itself, for /cluster/state and the reconcile.
+
+    Attributes:
+        running: attempts that hold pages; a leased context may be among them or not.
+        waiting: attempts that hold nothing yet.
+        commands_seen: term and sequence of the last CommandBatch whose effects are in this account;
+            None when the worker does not say.
+    """
 
     worker: WorkerName
     role: WorkerRole
@@ -263,6 +277,7 @@ class WorkerSnapshot:
     waiting: tuple[AttemptId, ...]
     stats: ManagerStats
     counters: Mapping[str, int] = field(default_factory=dict)
+    commands_seen: tuple[Term, int] | None = None
 
 
 # -- worker -> door ------------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""The JSON of GET /cluster/state: what workers say of themselves beside what the ledger believes."""
+
+from dataclasses import asdict
+from typing import Any
+
+from scheduler.central_books import CentralBooks
+from scheduler.ledger import HoldingKind, WorkerRecord
+
+JsonObject = dict[str, Any]  # JSON has no static type
+
+_WORKER_COUNTERS = ("rollbacks", "suspensions", "refused_terms")
+
+
+def cluster_state(books: CentralBooks, now_s: float) -> JsonObject:
+    """A JSON-ready picture of the cluster; shares nothing with the books."""
+    counters = dict.fromkeys(_WORKER_COUNTERS, 0) | dict(books.ledger.worker_counters()) | dict(books.counters)
+    return {
+        "workers": [_worker_state(record, now_s) for record in books.ledger],
+        "central": {
+            "term": books.term,
+            "dispatch": books.config.dispatch.value,
+            "queued": books.num_queued,
+            "running": len(books.attempts),
+            "waiting_context": len(books.contexts),
+            "waiting_offer": len(books.offers),
+            "deferred": sum(request.num_deferrals > 0 for request in books.offers),
+        },
+        "counters": counters,
+    }
+
+
+def _worker_state(record: WorkerRecord, now_s: float) -> JsonObject:
+    registration = record.registration
+    state: JsonObject = {
+        "name": registration.worker,
+        "role": registration.role.value,
+        "pid": registration.pid,
+        "epoch": registration.epoch,
+        "state": "registered",
+        "iteration": 0,
+        "running": 0,
+        "waiting": 0,
+        "pages": {},
+        "ledger": {
+            "attempts": record.num_attempts,
+            "tokens": record.num_tokens,
+            "leases": record.num_held(HoldingKind.LEASE),
+        },
+        "counters": {},
+        "max_request_tokens": registration.max_request_tokens,
+        "heard_s_ago": round(now_s - record.heard_at_s, 3),
+    }
+    if record.heartbeat is not None:
+        snapshot = record.heartbeat.snapshot
+        state |= {
+            "state": snapshot.state,
+            "iteration": record.heartbeat.iteration,
+            "running": len(snapshot.running),
+            "waiting": len(snapshot.waiting),
+            "pages": {tier.value: asdict(counts) for tier, counts in snapshot.stats.tiers.items()},
+            "counters": dict(snapshot.counters),
+        }
+    if not record.is_live:
+        state |= {"state": "lost", "lost_reason": record.lost_reason}
+    return state

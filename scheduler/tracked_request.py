@@ -1,0 +1,130 @@
+"""`TrackedRequest`: one open request as the central scheduler sees it, and the phases of its attempt.
+
+    context first     WAITING_CONTEXT -> CONTEXT -> WAITING_OFFER <-> OFFERED -> TRANSFER -> GENERATION
+    generation first  WAITING_OFFER <-> OFFERED -> WAITING_CONTEXT -> CONTEXT -> TRANSFER -> GENERATION
+    mixed worker      WAITING_CONTEXT -> LOCAL
+
+`RequestState` (QUEUED, RUNNING, terminal) moves by `scheduler.states` only; the phase refines it while
+the request is open, and moves by the table below only. Knows nothing of queues, ledgers or messages
+that wait.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from manager import WorkerName
+from scheduler.arrival_queue import ArrivalKey
+from scheduler.errors import IllegalTransition
+from scheduler.messages import Handoff
+from scheduler.spec import AttemptId, DoorName, RequestSpec
+from scheduler.states import RequestEvent, RequestState, advance_request
+
+
+class Phase(StrEnum):
+    """Where an open request is in the cluster."""
+
+    WAITING_CONTEXT = "waiting_context"
+    CONTEXT = "context"
+    WAITING_OFFER = "waiting_offer"
+    OFFERED = "offered"
+    TRANSFER = "transfer"
+    GENERATION = "generation"
+    LOCAL = "local"
+
+
+_P = Phase
+PHASE_TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
+    # Queued requests change sides when the first worker of a role joins.
+    _P.WAITING_CONTEXT: frozenset({_P.CONTEXT, _P.LOCAL, _P.WAITING_OFFER}),
+    _P.CONTEXT: frozenset({_P.WAITING_OFFER, _P.TRANSFER}),
+    _P.WAITING_OFFER: frozenset({_P.OFFERED, _P.WAITING_CONTEXT}),
+    # Back to WAITING_OFFER when deferred; to WAITING_CONTEXT when reserved before the context exists.
+    _P.OFFERED: frozenset({_P.WAITING_OFFER, _P.WAITING_CONTEXT, _P.TRANSFER}),
+    _P.TRANSFER: frozenset({_P.GENERATION}),
+    _P.GENERATION: frozenset(),
+    _P.LOCAL: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class TrackedRequest:
+    """One submission of one request, from admission to its terminal event.
+
+    Attributes:
+        spec: what the door asked for.
+        door: who asked.
+        arrival: order of submission in this term; kept over retries and deferrals.
+        submitted_at_s: the caller's clock.
+        phase: where it is; changed by `enter` and `restart` only.
+        state: QUEUED, RUNNING or terminal; changed by `on_event` only.
+        attempt_id: the running attempt.
+        num_attempts: attempts begun so far.
+        context_worker: computes the prompt, then owns the lease.
+        generation_worker: was offered the attempt, holds a reservation or decodes; in LOCAL, does both.
+        handoff: what the context half left; None before it ended.
+        is_lease_open: the context worker holds pages that no generation worker has verified.
+        num_deferrals: offers that came back.
+        failed_on: workers that lost an attempt of it; avoided where there is a choice.
+    """
+
+    spec: RequestSpec
+    door: DoorName
+    arrival: int
+    submitted_at_s: float
+    phase: Phase
+    state: RequestState = RequestState.QUEUED
+    attempt_id: AttemptId | None = None
+    num_attempts: int = 0
+    context_worker: WorkerName | None = None
+    generation_worker: WorkerName | None = None
+    handoff: Handoff | None = None
+    is_lease_open: bool = False
+    num_deferrals: int = 0
+    failed_on: set[WorkerName] = field(default_factory=set)
+
+    @property
+    def key(self) -> ArrivalKey:
+        """Its place in every queue: priority first, then arrival."""
+        return (-self.spec.priority, self.arrival)
+
+    @property
+    def context_tokens(self) -> int:
+        """Positions that the context half computes."""
+        return len(self.spec.prompt_token_ids) + len(self.spec.accepted_token_ids)
+
+    @property
+    def total_tokens(self) -> int:
+        """Positions at most by the last token."""
+        return total_tokens(self.spec)
+
+    @property
+    def has_emitted(self) -> bool:
+        """Whether a token of this attempt may be at the door, so that only the door can go on (C9)."""
+        return self.handoff is not None or self.phase is Phase.LOCAL
+
+    def enter(self, phase: Phase) -> None:
+        """Move by the table. Raises IllegalTransition and changes nothing where it has no such move."""
+        if phase not in PHASE_TRANSITIONS[self.phase]:
+            msg = f"request {self.spec.uid} in phase {self.phase} cannot enter {phase}"
+            raise IllegalTransition(msg)
+        self.phase = phase
+
+    def on_event(self, event: RequestEvent) -> None:
+        """Move the state by the table of `scheduler.states`."""
+        self.state = advance_request(self.state, event)
+
+    def restart(self, phase: Phase) -> None:
+        """The attempt was lost: forget it and wait again from `phase`."""
+        self.on_event(RequestEvent.ATTEMPT_LOST)
+        self.phase = phase
+        self.attempt_id = None
+        self.context_worker = None
+        self.generation_worker = None
+        self.handoff = None
+        self.is_lease_open = False
+
+
+def total_tokens(spec: RequestSpec) -> int:
+    """Positions that a request needs at most: prompt and generated tokens, earlier attempts included."""
+    return len(spec.prompt_token_ids) + spec.stop.max_tokens
