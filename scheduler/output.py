@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from manager import PageLease, Refusal
+from manager import PageLease
 from scheduler.request import Request
 from scheduler.spec import FinishReason
 
@@ -15,6 +15,22 @@ class ContextChunk:
     start: int
     num_tokens: int
     is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """Why an offer was not taken in this pass.
+
+    Attributes:
+        reason: a `RefusalReason` of the manager, or one of the scheduler's own: `batch_full`,
+            `growth_reserve`, `transfer_window`, `older_request_waits`, `worst_case_exceeds_pool`.
+        needed: units of that limit that it needed.
+        available: units that were there.
+    """
+
+    reason: str
+    needed: int = 0
+    available: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +47,20 @@ class SchedulerOutput:
         num_suspended: caches suspended in this pass.
         num_recomputed: caches paused for recompute in this pass.
         num_resumed: caches resumed in this pass.
+        deadlock: set when requests wait, nothing could run and nothing in flight will release pages
+            (S5); the text has the numbers. Cannot happen unless pages are held outside the scheduler.
     """
 
     iteration: int
     contexts: tuple[ContextChunk, ...] = ()
     generations: tuple[Request, ...] = ()
     reserved: tuple[Request, ...] = ()
-    deferred: tuple[tuple[Request, Refusal], ...] = ()
+    deferred: tuple[tuple[Request, Deferral], ...] = ()
     failed: tuple[tuple[Request, str], ...] = ()
     num_suspended: int = 0
     num_recomputed: int = 0
     num_resumed: int = 0
+    deadlock: str | None = None
 
     @property
     def has_step(self) -> bool:

@@ -1,0 +1,296 @@
+"""`KVCacheV2Scheduler`: one worker's iterations, beside its manager (design S1 to S7).
+
+    schedule()  plan:      generations -> offers -> contexts, in one transaction, then prove the budget
+                commit:    the manager publishes
+                apply:     states, places and counts follow; nothing here can fail
+    complete() / abandon() close the step in a complete transaction
+
+Knows no clock, no thread and no tensor. Everything that a pass tries lives in the manager's transaction
+until its commit; requests and lists change after it only, from `PassDecisions`. So a pass that raises
+anywhere has changed nothing (V6, V7).
+
+Source: TensorRT-LLM's `KVCacheV2Scheduler`, whose order of work and words this keeps. There an attempt
+acts at once and is taken back by hand in the cases somebody thought of; here nothing acts before the commit.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from configs import SchedulerConfig
+from manager import KVCacheManager, LeaseId, RequestId
+from scheduler.admission import TransferAdmission, TransferWindow
+from scheduler.budget import BudgetTracker
+from scheduler.context_planner import ContextPlanner
+from scheduler.errors import CallOutOfTurn, InvalidRequest, RequestTooLarge
+from scheduler.generation_planner import GenerationPlanner
+from scheduler.handoff_outcomes import HandoffOutcomes
+from scheduler.iteration_pass import IterationPass, PassDecisions
+from scheduler.messages import Handoff, WorkerRole
+from scheduler.offer_planner import OfferPlanner
+from scheduler.output import AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
+from scheduler.pass_effects import PassEffects
+from scheduler.policy import CacheShape, Ordering, PageReckoning
+from scheduler.request import Request
+from scheduler.request_table import Offer, RequestTable
+from scheduler.spec import AttemptId, RequestSpec
+from scheduler.states import AttemptEvent, AttemptState
+from scheduler.step_completion import StepCompletion
+
+_COUNTER_NAMES = (
+    "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps", "late_signals",
+)  # fmt: skip
+
+
+class KVCacheV2Scheduler:
+    """Implements `IterationScheduler` for one worker. One thread only."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        role: WorkerRole,
+        shape: CacheShape,
+        *,
+        window: TransferWindow | None = None,
+        arrivals_per_priority: int = 64,
+    ) -> None:
+        """Collaborators of one worker.
+
+        Args:
+            config: budgets and policies.
+            manager: the cache of this worker; only this scheduler opens its transactions.
+            role: what the worker computes.
+            shape: the cache's sizes, see `CacheShape`.
+            window: bytes that may be on their way here; None is without limit.
+            arrivals_per_priority: see `Ordering`.
+        """
+        self._config = config
+        self._manager = manager
+        self._role = role
+        self._shape = shape
+        self._window: TransferWindow = TransferAdmission(None) if window is None else window
+        self._reckoning = PageReckoning(shape, config)
+        self._counters: Counter[str] = Counter(dict.fromkeys(_COUNTER_NAMES, 0))
+        self._table = RequestTable(Ordering(arrivals_per_priority))
+        self._effects = PassEffects(self._table, self._counters)
+        self._outcomes = HandoffOutcomes(manager, self._table, self._window, self._counters)
+        self._completion = StepCompletion(manager, self._table, role, max_step_retries=config.max_step_retries)
+        self._num_arrivals = 0
+        self._open_output: SchedulerOutput | None = None
+        self._starved: Request | None = None
+        self._is_idle_until_event = False
+        self._owes_room_report = False
+        self._has_room_to_report = False
+
+    # -- arrivals ------------------------------------------------------------------------------------
+
+    def add_context(self, attempt_id: AttemptId, spec: RequestSpec, now_s: float) -> Request:
+        """Queue a context. Raises RequestTooLarge or InvalidRequest; nothing is queued then."""
+        request = self._arrive(attempt_id, spec, AttemptState.CONTEXT_INIT, now_s)
+        self._table.waiting.push(request)
+        return request
+
+    def add_generation_offer(
+        self, attempt_id: AttemptId, spec: RequestSpec, handoff: Handoff | None, now_s: float
+    ) -> Request:
+        """Queue an offer for the next plan; it holds nothing. Raises RequestTooLarge or InvalidRequest."""
+        if self._role is WorkerRole.CONTEXT:
+            msg = f"{attempt_id}: a context worker takes no offers"
+            raise InvalidRequest(msg)
+        request = self._arrive(attempt_id, spec, AttemptState.DISAGG_GENERATION_INIT, now_s)
+        num_bytes = 0 if handoff is None else handoff.ticket.total_bytes
+        self._table.offers[request.request_id] = Offer(request, num_bytes)
+        return request
+
+    def _arrive(self, attempt_id: AttemptId, spec: RequestSpec, state: AttemptState, now_s: float) -> Request:
+        if self._table.get(attempt_id) is not None:
+            msg = f"{attempt_id}: this attempt is here already"
+            raise InvalidRequest(msg)
+        if not spec.prompt_token_ids:
+            msg = f"{attempt_id}: the prompt is empty"
+            raise InvalidRequest(msg)
+        request = Request(spec, attempt_id, state, arrival=self._num_arrivals, now_s=now_s)
+        context_only = self._role is WorkerRole.CONTEXT
+        num_tokens = self._reckoning.final_tokens(request, context_only=context_only)
+        if num_tokens > self._shape.max_request_tokens:
+            msg = f"{attempt_id}: needs {num_tokens} tokens, this worker can hold {self._shape.max_request_tokens}"
+            raise RequestTooLarge(msg)
+        self._num_arrivals += 1
+        self._table.enter(request)
+        self._is_idle_until_event = False
+        return request
+
+    # -- outcomes between steps ------------------------------------------------------------------------
+
+    def cancel(self, attempt_id: AttemptId, now_s: float) -> Request | None:
+        """End an attempt in any state and release all it holds; None when unknown or already ended."""
+        return self._end(attempt_id, AttemptEvent.CANCEL, now_s)
+
+    def fail(self, attempt_id: AttemptId, now_s: float) -> Request | None:
+        """As `cancel`, with FAILED as the end."""
+        return self._end(attempt_id, AttemptEvent.FAIL, now_s)
+
+    def _end(self, attempt_id: AttemptId, event: AttemptEvent, now_s: float) -> Request | None:
+        request = self._table.get(attempt_id)
+        if request is None:
+            return None
+        self._outcomes.end(request, event, now_s)
+        self._note_release()
+        return request
+
+    def on_received(self, request_id: RequestId, first_token_id: int, now_s: float) -> Request | None:
+        """The transfer is verified: activate it; None for an attempt that ended meanwhile."""
+        request = self._outcomes.on_received(request_id, first_token_id, now_s)
+        self._note_release()
+        return request
+
+    def on_receive_ended(self, request_id: RequestId, now_s: float) -> Request | None:
+        """The transfer came to nothing and nothing is written any more; returns the attempt it failed."""
+        request = self._outcomes.on_receive_ended(request_id, now_s)
+        self._note_release()
+        return request
+
+    def on_lease_ended(self, lease_id: LeaseId, now_s: float, *, settled: bool) -> Request | None:
+        """A lease we gave is over; returns the context request, or None if unknown."""
+        request = self._outcomes.on_lease_ended(lease_id, now_s, settled=settled)
+        self._note_release()
+        return request
+
+    # -- the step --------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """One pass. Everything it did is committed when it returns, or undone when it raises."""
+        if self._open_output is not None:
+            msg = f"iteration {self._open_output.iteration} was neither completed nor abandoned"
+            raise CallOutOfTurn(msg)
+        decisions, is_committed = self._plan()
+        self._counters["iterations"] += 1
+        output = self._effects.apply(decisions, is_committed=is_committed, now_s=now_s)
+        if not is_committed:
+            output = self._effects.with_deadlock(output, decisions, self._manager.availability())
+        self._after_pass(decisions, output)
+        return output
+
+    def complete(self, output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken], now_s: float) -> CompletedStep:
+        """The step succeeded: move history, append tokens, commit blocks, lease or free what ended."""
+        self._check_open(output)
+        completed = self._completion.complete(output, drawn, now_s)
+        self._open_output = None
+        if completed.finished or completed.leases:
+            self._note_release()
+        return completed
+
+    def abandon(self, output: SchedulerOutput, now_s: float) -> AbandonedStep:
+        """The step failed: history stays, requests are retried, then failed (V22)."""
+        self._check_open(output)
+        abandoned = self._completion.abandon(output, now_s)
+        self._open_output = None
+        self._counters["abandoned_steps"] += 1
+        if abandoned.failed:
+            self._note_release()
+        return abandoned
+
+    def _plan(self) -> tuple[PassDecisions, bool]:
+        """Plan and commit, or undo: a pass from which nothing came is rolled back whole (V12)."""
+        transaction = self._manager.begin_plan()
+        decisions = PassDecisions()
+        try:
+            budget = BudgetTracker(
+                rows=self._config.max_num_tokens,
+                requests=self._config.max_batch_size,
+                availability=self._manager.availability(),
+            )
+            self._run_planners(IterationPass(self._manager, transaction, budget, decisions))
+            budget.reconcile(self._manager.availability())
+        except BaseException:
+            self._undo(decisions)
+            transaction.rollback()
+            raise
+        if decisions.is_worth_commit:
+            transaction.commit()
+            return decisions, True
+        self._undo(decisions)
+        transaction.rollback()
+        return decisions, False
+
+    def _run_planners(self, plan: IterationPass) -> None:
+        config, table = self._config, self._table
+        GenerationPlanner(plan, table).run()
+        OfferPlanner(plan, table, self._reckoning, self._window, config.max_batch_size).run(self._starved)
+        ContextPlanner(
+            plan,
+            table,
+            self._reckoning,
+            chunk_unit=config.chunk_unit_tokens,
+            max_requests=config.max_batch_size,
+            context_only=self._role is WorkerRole.CONTEXT,
+        ).run()
+
+    def _undo(self, decisions: PassDecisions) -> None:
+        """Take back what a pass took outside the manager: window bytes, and places in the waiting line."""
+        for request in decisions.reserved:
+            self._window.release(request.request_id)
+        for request in decisions.started:
+            self._table.waiting.push(request)
+
+    def _after_pass(self, decisions: PassDecisions, output: SchedulerOutput) -> None:
+        self._starved = None if decisions.chunks else self._table.first_context_in_line()
+        if output.has_step:
+            self._open_output = output
+        self._is_idle_until_event = not output.has_step and not output.reserved and not decisions.restarts
+        if output.deferred:
+            self._owes_room_report, self._has_room_to_report = True, False
+        elif self._starved is None and decisions.blocked_by is None and not decisions.pushed_out:
+            # What made older requests wait, and offers with them, is over.
+            self._has_room_to_report = True
+
+    def _check_open(self, output: SchedulerOutput) -> None:
+        if self._open_output is not output:
+            msg = f"iteration {output.iteration} is not the open step"
+            raise CallOutOfTurn(msg)
+
+    def _note_release(self) -> None:
+        self._is_idle_until_event = False
+        self._has_room_to_report = True
+
+    # -- reads -----------------------------------------------------------------------------------------
+
+    def take_room_report(self) -> bool:
+        """True once after room appeared here since the last deferral: time to offer again (C2)."""
+        if not (self._owes_room_report and self._has_room_to_report):
+            return False
+        self._owes_room_report = self._has_room_to_report = False
+        return True
+
+    def get(self, attempt_id: AttemptId) -> Request | None:
+        """A request that has not ended here."""
+        return self._table.get(attempt_id)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold pages here, oldest first; suspended ones included."""
+        waiting = {request.request_id for request in self.waiting}
+        return [request for request in self._table.all() if request.request_id not in waiting]
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Requests that hold nothing: paused for recompute, offers, then contexts in line."""
+        ordering, table = self._table.ordering, self._table
+        paused = [r for r in table.contexts.values() if not self._manager.has_cache(r.request_id)]
+        offers = [offer.request for offer in table.offers.values()]
+        return [*ordering.first_to_last(paused), *offers, *table.waiting.in_order()]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` could produce a step or a reservation now.
+
+        After a pass that produced nothing, only an event can change that: an arrival, an end, a release.
+        """
+        if self._is_idle_until_event:
+            return False
+        table = self._table
+        return bool(table.generations or table.contexts or table.offers or len(table.waiting))
+
+    def counters(self) -> Mapping[str, int]:
+        """Cumulative counts by name."""
+        return dict(self._counters)

@@ -1,0 +1,115 @@
+"""Who goes first, who is pushed out first, and who may enter at all; pure functions of requests.
+
+One total order decides everything, so that two requests can never push each other out in turn (S5):
+whoever is earlier in it is never a victim of whoever is later.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from configs import SchedulerConfig, SchedulingPolicy
+from manager import PoolGroupId
+from scheduler.request import Request
+from scheduler.states import AttemptState
+
+Rank = tuple[int, int]
+
+_NOT_YET_ACTIVE = frozenset({AttemptState.DISAGG_GENERATION_INIT, AttemptState.DISAGG_GENERATION_TRANS_IN_PROGRESS})
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """The order of requests on one worker.
+
+    Attributes:
+        arrivals_per_priority: a request of one priority level more goes before this many that arrived
+            before it, and before no others. So a waiting request is overtaken a bounded number of times,
+            which is what ageing is for; and its key never changes, so that no queue is ever re-sorted.
+    """
+
+    arrivals_per_priority: int
+
+    def rank(self, request: Request) -> Rank:
+        """Smaller goes first; unique, since arrivals are."""
+        return (request.arrival - self.arrivals_per_priority * request.priority, request.arrival)
+
+    def first_to_last(self, requests: Iterable[Request]) -> list[Request]:
+        """Sort for a pass."""
+        return sorted(requests, key=self.rank)
+
+    def victims_behind(self, request: Request, candidates: Iterable[Request]) -> list[Request]:
+        """Candidates that may be pushed out for `request`: strictly behind it, the last in order first."""
+        own = self.rank(request)
+        behind = [(rank, other) for other in candidates if (rank := self.rank(other)) > own]
+        behind.sort(reverse=True)
+        return [other for _, other in behind]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The sizes of a worker's cache that admission reckons with.
+
+    Attributes:
+        tokens_per_block: positions of one block.
+        pages_per_block: pages that one block takes, per pool group.
+        total_pages: device pages of each pool group.
+        max_request_tokens: positions that one request alone can have here.
+    """
+
+    tokens_per_block: int
+    pages_per_block: Mapping[PoolGroupId, int]
+    total_pages: Mapping[PoolGroupId, int]
+    max_request_tokens: int
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that cover `num_tokens` positions."""
+        return -(-num_tokens // self.tokens_per_block)
+
+
+class PageReckoning:
+    """How many pages requests may still come to need: what admission must leave free."""
+
+    __slots__ = ("_no_evict", "_shape")
+
+    def __init__(self, shape: CacheShape, config: SchedulerConfig) -> None:
+        """`config.policy` decides between `fits_worst_case` always true and truly reckoned."""
+        self._shape = shape
+        self._no_evict = config.policy is SchedulingPolicy.GUARANTEED_NO_EVICT
+
+    def final_tokens(self, request: Request, *, context_only: bool) -> int:
+        """Positions that need a place by the time `request` ends here.
+
+        A context worker never has more than the known tokens. Elsewhere this is one more than is
+        ever computed (the last token drawn is not), so that it equals prompt + max_tokens, the number
+        that the door and the central scheduler compare with `max_request_tokens`.
+        """
+        if context_only:
+            return len(request.token_ids)
+        generated = max(request.spec.stop.max_tokens, request.num_generated + 1)
+        return len(request.spec.prompt_token_ids) + generated + request.num_draft_tokens
+
+    def growth(self, requests: Iterable[Request]) -> dict[PoolGroupId, int]:
+        """One block for each of `requests` that can ever need another (B5), in pages per pool group."""
+        shape = self._shape
+        blocks = 0
+        for request in requests:
+            # An offer is given the place of its first decode step with its prompt (C1b).
+            ahead = 1 if request.state in _NOT_YET_ACTIVE else 0
+            placed = len(request.token_ids) + ahead + request.num_draft_tokens
+            blocks += shape.num_blocks(self.final_tokens(request, context_only=False)) > shape.num_blocks(placed)
+        return {group: blocks * pages for group, pages in shape.pages_per_block.items()}
+
+    def fits_worst_case(self, admitted: Iterable[Request], newcomer: Request, *, context_only: bool) -> bool:
+        """Whether all could reach their last token side by side (GUARANTEED_NO_EVICT only).
+
+        Sharing is not counted: a shared page may have to be kept by either.
+        """
+        if not self._no_evict:
+            return True
+        blocks = sum(
+            self._shape.num_blocks(self.final_tokens(request, context_only=context_only))
+            for request in (*admitted, newcomer)
+        )
+        return all(
+            blocks * pages <= self._shape.total_pages[group] for group, pages in self._shape.pages_per_block.items()
+        )

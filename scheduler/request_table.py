@@ -1,0 +1,126 @@
+"""`RequestTable`: every attempt that has not ended on this worker, in exactly one place each.
+
+    waiting      CONTEXT_INIT, holds nothing, never started here
+    contexts     CONTEXT_INIT, started: between chunks, or paused for recompute
+    offers       DISAGG_GENERATION_INIT, holds nothing
+    receiving    DISAGG_GENERATION_TRANS_IN_PROGRESS, a reservation
+    generations  GENERATION_IN_PROGRESS, or GENERATION_PAUSED with a suspended cache
+    leased       DISAGG_CONTEXT_TRANS_IN_PROGRESS, pages held for a remote reader
+
+Beside them: pages that outlive their attempt, `quarantined` (reads may still write into them) and the
+leases of cancelled contexts. Refuses to know the manager: the callers move pages and places together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from manager import LeaseId, RequestId
+from scheduler.policy import Ordering
+from scheduler.request import Request
+from scheduler.spec import AttemptId
+from scheduler.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An invitation to generate here; `transfer_bytes` is what it would add to the window."""
+
+    request: Request
+    transfer_bytes: int
+
+
+class RequestTable:
+    """Where each attempt is. The dictionaries keep the order of entry, which is the order of arrival."""
+
+    __slots__ = (
+        "_by_id",
+        "contexts",
+        "generations",
+        "leased",
+        "offers",
+        "ordering",
+        "quarantined",
+        "receiving",
+        "waiting",
+    )
+
+    def __init__(self, ordering: Ordering) -> None:
+        """An empty table."""
+        self.ordering = ordering
+        self.waiting = WaitingQueue(ordering.rank)
+        self.contexts: dict[RequestId, Request] = {}
+        self.offers: dict[RequestId, Offer] = {}
+        self.receiving: dict[RequestId, Request] = {}
+        self.generations: dict[RequestId, Request] = {}
+        self.leased: dict[LeaseId, Request] = {}
+        self.quarantined: dict[RequestId, Request] = {}
+        self._by_id: dict[RequestId, Request] = {}
+
+    def enter(self, request: Request) -> None:
+        """Make it known; the caller puts it into its place."""
+        self._by_id[request.request_id] = request
+
+    def get(self, attempt_id: AttemptId) -> Request | None:
+        """A request that has not ended."""
+        return self._by_id.get(RequestId(attempt_id))
+
+    def leave(self, request: Request) -> None:
+        """It has ended: out of its place and unknown from now on. Leases and quarantine stay."""
+        request_id = request.request_id
+        self._by_id.pop(request_id, None)
+        self.waiting.discard(request_id)
+        for place in (self.contexts, self.receiving, self.generations):
+            place.pop(request_id, None)
+        self.offers.pop(request_id, None)
+
+    def move_to_generations(self, request: Request) -> None:
+        """Its context is computed here, or its transfer is verified."""
+        self.contexts.pop(request.request_id, None)
+        self.receiving.pop(request.request_id, None)
+        self.generations[request.request_id] = request
+
+    def move_to_contexts(self, request: Request) -> None:
+        """It left the waiting line, or lost its pages and computes its tokens again."""
+        self.generations.pop(request.request_id, None)
+        self.contexts[request.request_id] = request
+
+    def move_to_receiving(self, request: Request) -> None:
+        """Its offer became a reservation."""
+        self.offers.pop(request.request_id)
+        self.receiving[request.request_id] = request
+
+    def move_to_leased(self, request: Request, lease_id: LeaseId) -> None:
+        """Its context is computed and held for a reader."""
+        self.contexts.pop(request.request_id)
+        self.leased[lease_id] = request
+
+    def move_to_quarantined(self, request: Request) -> None:
+        """It ended while reads may still write into its pages."""
+        self.leave(request)
+        self.quarantined[request.request_id] = request
+
+    @property
+    def num_admitted(self) -> int:
+        """Requests that hold pages or are promised to get them back: each will want a seat in a step."""
+        return len(self.contexts) + len(self.generations) + len(self.receiving)
+
+    @property
+    def has_pages_in_flight(self) -> bool:
+        """Whether pages will come back without any step: a transfer, a lease or a quarantine ends."""
+        return bool(self.receiving or self.leased or self.quarantined)
+
+    def admitted(self) -> Iterator[Request]:
+        """Every request counted by `num_admitted`."""
+        yield from self.generations.values()
+        yield from self.receiving.values()
+        yield from self.contexts.values()
+
+    def first_context_in_line(self) -> Request | None:
+        """Who gets the first chunk: a started context before a new one."""
+        if self.contexts:
+            return min(self.contexts.values(), key=self.ordering.rank)
+        return self.waiting.peek()
+
+    def all(self) -> list[Request]:
+        """Every request that has not ended, oldest first."""
+        return sorted(self._by_id.values(), key=lambda request: request.arrival)

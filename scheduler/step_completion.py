@@ -1,0 +1,125 @@
+"""Closes a step: moves the manager and the requests past it, or leaves both where they were.
+
+Each call is one complete transaction. The manager goes first and may fail; requests, places in the table
+and counts follow only after its commit, so that a failure leaves everything as it was (M1).
+"""
+
+from collections.abc import Mapping
+
+from manager import KVCacheManager, PageLease, RequestId
+from scheduler.errors import CallOutOfTurn
+from scheduler.messages import WorkerRole
+from scheduler.output import AbandonedStep, CompletedStep, ContextChunk, DrawnToken, SchedulerOutput
+from scheduler.request import Request
+from scheduler.request_table import RequestTable
+from scheduler.states import AttemptEvent, AttemptState
+from scheduler.transaction_scope import TransactionScope
+
+_ENDINGS = frozenset({AttemptEvent.FINISHED, AttemptEvent.FINISHED_BY_FIRST_TOKEN})
+_Drawing = tuple[Request, DrawnToken, AttemptEvent]
+
+
+class StepCompletion:
+    """Completes or abandons the steps of one worker."""
+
+    __slots__ = ("_manager", "_max_step_retries", "_role", "_table")
+
+    def __init__(
+        self, manager: KVCacheManager, table: RequestTable, role: WorkerRole, *, max_step_retries: int
+    ) -> None:
+        """`max_step_retries`: failed steps in a row after which a request fails."""
+        self._manager = manager
+        self._table = table
+        self._role = role
+        self._max_step_retries = max_step_retries
+
+    def complete(self, output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken], now_s: float) -> CompletedStep:
+        """The step succeeded. Raises CallOutOfTurn, with nothing changed, when a drawn token is missing.
+
+        Requests that were cancelled since the plan are passed over: they hold nothing any more.
+        """
+        chunks = [chunk for chunk in output.contexts if not chunk.request.is_terminal]
+        generations = [request for request in output.generations if not request.is_terminal]
+        drawing = self._drawing(output.iteration, chunks, generations, drawn)
+        leases: dict[RequestId, PageLease] = {}
+        with TransactionScope(self._manager.begin_complete()):
+            for chunk in chunks:
+                self._manager.advance(chunk.request, chunk.num_tokens)
+            for request in generations:
+                self._manager.advance(request, 1)
+            for request, _, event in drawing:
+                if event is AttemptEvent.CONTEXT_LEASED:
+                    leases[request.request_id] = self._manager.grant_lease(request)
+                if event is AttemptEvent.CONTEXT_LEASED or event in _ENDINGS:
+                    self._manager.free_resources(request)
+        for chunk in chunks:
+            chunk.request.failed_steps = 0
+            if not chunk.is_last:
+                chunk.request.on_event(AttemptEvent.CHUNK_DONE, now_s)
+        return self._apply_drawn(drawing, leases, now_s)
+
+    def abandon(self, output: SchedulerOutput, now_s: float) -> AbandonedStep:
+        """The step failed: no history moves; its requests run again, or fail after too many failures (V22).
+
+        What the plan gave stays theirs: the next plan asks for the same lengths and gets an empty grant,
+        so that repeated failures do not add up.
+        """
+        members = [chunk.request for chunk in output.contexts] + list(output.generations)
+        members = [request for request in members if not request.is_terminal]
+        failed = [request for request in members if request.failed_steps >= self._max_step_retries]
+        with TransactionScope(self._manager.begin_complete()):
+            for request in failed:
+                self._manager.free_resources(request)
+        retried = []
+        for request in members:
+            request.failed_steps += 1
+            if request in failed:
+                request.on_event(AttemptEvent.FAIL, now_s)
+                self._table.leave(request)
+            else:
+                retried.append(request)
+        return AbandonedStep(retried=tuple(retried), failed=tuple(failed))
+
+    def _drawing(
+        self,
+        iteration: int,
+        chunks: list[ContextChunk],
+        generations: list[Request],
+        drawn: Mapping[RequestId, DrawnToken],
+    ) -> list[_Drawing]:
+        """Who draws a token, in batch order, and what that means for its state."""
+        drawers = [chunk.request for chunk in chunks if chunk.is_last] + generations
+        missing = [request.request_id for request in drawers if request.request_id not in drawn]
+        if missing:
+            msg = f"iteration {iteration}: no token was drawn for {missing}"
+            raise CallOutOfTurn(msg)
+        return [(request, drawn[request.request_id], self._event(request, drawn)) for request in drawers]
+
+    def _event(self, request: Request, drawn: Mapping[RequestId, DrawnToken]) -> AttemptEvent:
+        ended = drawn[request.request_id].finish_reason is not None
+        if self._role is WorkerRole.CONTEXT:
+            return AttemptEvent.FINISHED_BY_FIRST_TOKEN if ended else AttemptEvent.CONTEXT_LEASED
+        if ended:
+            return AttemptEvent.FINISHED
+        is_context = request.state is AttemptState.CONTEXT_INIT
+        return AttemptEvent.CONTEXT_DONE_HERE if is_context else AttemptEvent.TOKEN
+
+    def _apply_drawn(
+        self, drawing: list[_Drawing], leases: Mapping[RequestId, PageLease], now_s: float
+    ) -> CompletedStep:
+        table = self._table
+        tokens, leased, finished = [], [], []
+        for request, token, event in drawing:
+            request.failed_steps = 0
+            tokens.append((request, request.append_token(token.token_id), token))
+            request.on_event(event, now_s)
+            if event in _ENDINGS:
+                table.leave(request)
+                finished.append(request)
+            elif event is AttemptEvent.CONTEXT_LEASED:
+                lease = leases[request.request_id]
+                table.move_to_leased(request, lease.lease_id)
+                leased.append((request, lease))
+            elif event is AttemptEvent.CONTEXT_DONE_HERE:
+                table.move_to_generations(request)
+        return CompletedStep(tokens=tuple(tokens), leases=tuple(leased), finished=tuple(finished))
