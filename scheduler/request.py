@@ -4,12 +4,15 @@ Holds no pages and no positions of the cache: what is computed is asked of the m
 (`history_length`), so that the two cannot disagree. Satisfies `manager.CacheRequest`.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manager import AdapterId, RequestId, ReuseScope
 from scheduler.spec import AttemptId, RequestSpec
 from scheduler.states import TERMINAL_ATTEMPT_STATES, AttemptEvent, AttemptState, advance_attempt
+
+_log = logging.getLogger("pdserve.transition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,11 @@ class Request:
 
     def on_event(self, event: AttemptEvent, now_s: float) -> None:
         """Move by the table. Raises IllegalTransition and changes nothing where the table has no entry."""
-        self.state = advance_attempt(self.state, event)
+        before, self.state = self.state, advance_attempt(self.state, event)
         self.history.append(StateChange(event, self.state, now_s))
+        if _log.isEnabledFor(logging.DEBUG):
+            names = {"uid": self.spec.uid, "attempt": self.attempt_id, "event": event.value}
+            _log.debug("%s: %s -> %s", event, before, self.state, extra=names | {"before": before, "after": self.state})
 
     def __repr__(self) -> str:
         """Short, for logs and assertion messages."""

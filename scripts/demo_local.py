@@ -1,0 +1,85 @@
+"""The tour for a new reader: one request through two workers and a scheduler, in this process, without Ray.
+
+Prints every event of the request's life as it happens: who did what, after how many milliseconds.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from configs import load_deployment
+from manager import Epoch, WorkerName
+from scheduler.central import CentralScheduler
+from scheduler.messages import WorkerRole
+from scheduler.spec import DoorName, RequestSpec, RequestUid, SamplingParams, StopParams, Term
+from serving.engine.fetch import resolve_model
+from serving.inprocess import InprocessCluster, InprocessPeers, InprocessSinks
+from serving.tokenizer import Tokenizer
+from serving.workers.assembly import WorkerPlan, build_worker
+from serving.workers.step_loop import WorkerIdentity
+
+PROMPT = "The three primary colours are"
+
+
+def main() -> int:
+    """Run the demo."""
+    config = load_deployment("local-cpu", {"cache": {"tiers": [{"tier": "device", "quota_bytes": 400 << 20}]}})
+    folder = resolve_model(config.engine.model)
+    tokenizer = Tokenizer.load(folder)
+    sinks, peers = InprocessSinks(time.monotonic), InprocessPeers(time.monotonic)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as pools:
+        workers = {}
+        for epoch, role in enumerate((WorkerRole.CONTEXT, WorkerRole.GENERATION), start=1):
+            identity = WorkerIdentity(WorkerName(f"{role}-0"), role, Epoch(epoch), os.getpid())
+            worker = build_worker(identity, WorkerPlan(config, folder, Path(pools)), peers, sinks)
+            workers[identity.name] = worker
+            peers.add(identity.name, worker.agent)
+        cluster = InprocessCluster(CentralScheduler(config.central, Term(1)), workers, sinks, time.monotonic)
+        run(cluster, tokenizer)
+        cluster.close()
+    return 0
+
+
+class _Narrator(logging.Handler):
+    """Says every transition but the ones that a token causes."""
+
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "token" not in record.getMessage().split(":")[0]:
+            self._say("", record.getMessage())
+
+
+def run(cluster: InprocessCluster, tokenizer: Tokenizer) -> None:
+    """Send the prompt and print what happens until the last token."""
+    prompt = tuple(tokenizer.encode(PROMPT))
+    door, uid = DoorName("demo"), RequestUid("demo-0")
+    started_s = time.monotonic()
+
+    def say(who: str, what: str) -> None:
+        print(f"{(time.monotonic() - started_s) * 1000:8.1f} ms  {who:13} {what}")
+
+    transitions = logging.getLogger("pdserve.transition")
+    transitions.setLevel(logging.DEBUG)
+    transitions.addHandler(_Narrator(say))
+    say("door", f"submits {len(prompt)} tokens: {PROMPT!r}")
+    sampling, stop = SamplingParams(temperature=0.0), StopParams(max_tokens=16)
+    cluster.submit(door, [RequestSpec(uid, door, prompt, sampling, stop)])
+    finished = False
+    while not finished:
+        cluster.pump()
+        for batch in cluster.take_tokens():
+            for event in batch.events:
+                text = tokenizer.decode([event.token_id])
+                say(batch.worker, f"token {event.position}: {text!r} {event.finish_reason or ''}")
+                finished = event.finish_reason is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
