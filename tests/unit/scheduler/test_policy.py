@@ -1,0 +1,67 @@
+from configs import SchedulerConfig, SchedulingPolicy
+from manager import PoolGroupId
+from scheduler.policy import CacheShape, Ordering, PageReckoning
+from scheduler.states import AttemptEvent, AttemptState
+from tests.fakes.attempts import make_request
+
+ORDERING = Ordering(arrivals_per_priority=10)
+GROUP, TWIN = PoolGroupId(0), PoolGroupId(1)
+SHAPE = CacheShape(
+    tokens_per_block=4, pages_per_block={GROUP: 1, TWIN: 2}, total_pages={GROUP: 12, TWIN: 16}, max_request_tokens=32
+)
+
+
+def reckoning(policy: SchedulingPolicy = SchedulingPolicy.MAX_UTILIZATION) -> PageReckoning:
+    return PageReckoning(SHAPE, SchedulerConfig(policy=policy))
+
+
+def test_victims_are_strictly_behind_and_the_last_comes_first() -> None:
+    a, b, c, d = (make_request(name, arrival=i) for i, name in enumerate("abcd"))
+    assert ORDERING.victims_behind(b, [a, b, c, d]) == [d, c]
+
+
+def test_a_lower_priority_is_pushed_out_before_a_newer_arrival() -> None:
+    old_low = make_request("old", arrival=0, priority=-1)
+    new = make_request("new", arrival=5)
+    first = make_request("first", arrival=0, priority=1)
+    assert ORDERING.victims_behind(first, [new, old_low]) == [old_low, new]
+
+
+def test_no_two_requests_are_each_others_victims() -> None:
+    requests = [make_request(f"r{i}", arrival=i, priority=i % 3) for i in range(12)]
+    for one in requests:
+        for other in ORDERING.victims_behind(one, requests):
+            assert one not in ORDERING.victims_behind(other, requests)
+
+
+def test_a_request_that_can_need_no_further_block_reserves_no_growth() -> None:
+    short = make_request("short", 3, max_tokens=1)
+    assert reckoning().growth([short]) == {GROUP: 0, TWIN: 0}
+
+
+def test_a_request_that_will_outgrow_its_block_reserves_one_in_every_pool_group() -> None:
+    growing = make_request("growing", 4, max_tokens=4)
+    assert reckoning().growth([growing, growing]) == {GROUP: 2, TWIN: 4}
+
+
+def test_an_offer_counts_with_the_place_of_its_first_decode_step() -> None:
+    request = make_request("offer", 4, max_tokens=4)
+    assert reckoning().growth([request])[GROUP] == 1
+    offered = make_request("offer", 4, max_tokens=4)
+    offered.state = AttemptState.DISAGG_GENERATION_INIT
+    assert reckoning().growth([offered])[GROUP] == 0
+    offered.on_event(AttemptEvent.RESERVED, 0.0)
+    assert reckoning().growth([offered])[GROUP] == 0
+
+
+def test_the_worst_case_counts_every_admitted_request_to_its_last_token() -> None:
+    admitted = [make_request("a", 8, max_tokens=8)]
+    reckon = reckoning(SchedulingPolicy.GUARANTEED_NO_EVICT)
+    assert reckon.fits_worst_case(admitted, make_request("b", 8, max_tokens=8), context_only=False)
+    assert not reckon.fits_worst_case(admitted, make_request("b", 8, max_tokens=9), context_only=False)
+    assert reckon.fits_worst_case(admitted, make_request("b", 8, max_tokens=9), context_only=True)
+
+
+def test_the_default_policy_reckons_with_no_worst_case() -> None:
+    many = [make_request(str(i), 8) for i in range(9)]
+    assert reckoning().fits_worst_case(many, many[0], context_only=False)
