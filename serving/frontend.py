@@ -101,7 +101,7 @@ class Frontend:
         else:
             if refused:
                 self._fail(opened, refused[0].kind, refused[0].message)
-        if opened.failure is not None and not any(choice.stream.token_ids for choice in opened.choices):
+        if opened.failure is not None:
             opened.close()
             raise opened.failure
         self._forget_when_ended(opened)

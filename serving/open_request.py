@@ -5,7 +5,7 @@ joined while the handler is busy (a slow client), so memory is bounded by the to
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from scheduler.spec import RequestUid
@@ -103,7 +103,7 @@ class OpenRequest:
         """Something changed."""
         self._news.set()
 
-    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
+    async def deltas(self) -> AsyncGenerator[ChoiceDelta, None]:
         """What the choices gain, as it comes, until every one is finished. One reader at a time.
 
         Raises:
@@ -114,6 +114,9 @@ class OpenRequest:
             for choice in self.choices:
                 if (delta := choice.stream.take_delta()) is not None:
                     yield delta
+            if self._news.is_set():
+                # Something came while the reader was busy with a delta.
+                continue
             if self.is_finished:
                 return
             if self.failure is not None:

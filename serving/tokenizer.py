@@ -38,13 +38,13 @@ class Tokenizer:
     """
 
     def __init__(self, backend: HFTokenizer, chat_template: ChatTemplate | None) -> None:
-        """Use `from_folder`; this takes finished parts."""
+        """Use `load`; this takes finished parts."""
         self._backend = backend
         self._chat_template = chat_template
         self.token_bytes = TokenBytes.of(backend)
 
     @classmethod
-    def from_folder(cls, folder: Path, now: Callable[[], datetime]) -> "Tokenizer":
+    def load(cls, folder: Path, now: Callable[[], datetime] = datetime.now) -> "Tokenizer":
         """Load `tokenizer.json` and `tokenizer_config.json`.
 
         Args:

@@ -1,0 +1,79 @@
+"""The two generating endpoints: prepare, run, answer; and give up when the client leaves."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serving.api.answers import FinishedChoice, Json
+from serving.api.body import read_json_object
+from serving.api.disconnect import ClientDisconnectedError, until_disconnect
+from serving.api.errors import of_failure, of_invalid
+from serving.api.prepare import PreparedRequest, RequestPreparer
+from serving.api.streaming import EventStreamResponse, StartedStream, start_stream
+from serving.frontend import Frontend
+from serving.generation_request import InvalidRequestError, RequestFailedError
+
+_log = logging.getLogger(__name__)
+_CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads this answer; it is for the access log."""
+
+Prepare = Callable[[Mapping[str, object]], Awaitable[PreparedRequest]]
+
+
+class GenerationEndpoints:
+    """Handlers of POST /v1/completions and /v1/chat/completions."""
+
+    def __init__(self, frontend: Frontend, preparer: RequestPreparer, max_body_bytes: int) -> None:
+        """Args.
+
+        frontend: runs requests.
+        preparer: checks them.
+        max_body_bytes: limit of a body.
+        """
+        self._frontend = frontend
+        self._preparer = preparer
+        self._max_body_bytes = max_body_bytes
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._answer(request, self._preparer.completion)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._answer(request, self._preparer.chat)
+
+    async def _answer(self, request: Request, prepare: Prepare) -> Response:
+        body = await read_json_object(request, self._max_body_bytes)
+        try:
+            prepared = await prepare(body)
+            if prepared.is_stream:
+                stream = await until_disconnect(request.receive, self._start(prepared))
+                return EventStreamResponse(stream, prepared.answers, has_usage=prepared.has_usage)
+            return JSONResponse(await until_disconnect(request.receive, self._run(prepared)))
+        except InvalidRequestError as error:
+            raise of_invalid(error) from error
+        except RequestFailedError as error:
+            raise of_failure(error) from error
+        except ClientDisconnectedError:
+            _log.info("the client left before its answer")
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+    async def _start(self, prepared: PreparedRequest) -> StartedStream:
+        return await start_stream(await self._frontend.submit(prepared.generation))
+
+    async def _run(self, prepared: PreparedRequest) -> Json:
+        opened = await self._frontend.submit(prepared.generation)
+        try:
+            texts: list[list[str]] = [[] for _ in opened.choices]
+            async for delta in opened.deltas():
+                texts[delta.index].append(delta.text)
+            finished = [
+                FinishedChoice("".join(text), choice.stream.finish_reason)
+                for text, choice in zip(texts, opened.choices, strict=True)
+                if choice.stream.finish_reason is not None
+            ]
+            return prepared.answers.whole(finished, opened.usage())
+        finally:
+            opened.close()

@@ -1,0 +1,219 @@
+"""From a request body to a `GenerationRequest`: the checks that need the model, and the defaults."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from pydantic import ValidationError
+
+from configs import ServerConfig
+from scheduler.spec import SamplingParams, StopParams
+from serving.api.answers import AnswerFormat, ChatAnswers, CompletionAnswers, Envelope
+from serving.api.errors import ApiError, of_validation
+from serving.api.schema import ChatCompletionRequest, CompletionRequest, GenerationFields, Prompt
+from serving.api.unsupported import UnknownFieldLog, refuse_unsupported
+from serving.chat_template import ChatTemplateError
+from serving.generation_request import DoorSettings, GenerationRequest, PromptPart, fit_max_tokens
+from serving.tokenizer import Tokenizer
+
+_DEFAULT_COMPLETION_TOKENS = 16
+_GREEDY_BELOW = 1e-6
+"""Logits divided by less than this overflow float32; the limit of such a temperature is greedy."""
+_THREAD_ABOVE_CHARACTERS = 16_384
+"""Longer texts are tokenized beside the event loop: they take longer than a step between two tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """What to run, and how to word the answer."""
+
+    generation: GenerationRequest
+    answers: AnswerFormat
+    is_stream: bool
+    has_usage: bool
+
+
+class RequestPreparer:
+    """Checks and completes request bodies for one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        settings: DoorSettings,
+        config: ServerConfig,
+        model: str,
+        *,
+        wall_clock: Callable[[], float],
+        id_source: Callable[[], str],
+    ) -> None:
+        """Args.
+
+        tokenizer: the model's.
+        settings: limits of model and cluster.
+        config: limits of one HTTP request.
+        model: the name that requests must give.
+        wall_clock: Unix seconds, for `created`.
+        id_source: a fresh unique string.
+        """
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._config = config
+        self._model = model
+        self._wall_clock = wall_clock
+        self._id_source = id_source
+        self._unknown_fields = UnknownFieldLog()
+
+    def check_model(self, name: str) -> None:
+        """Raise ApiError 404 for any model but the served one."""
+        if name != self._model:
+            msg = f"The model {name[:200]!r} does not exist. This server has {self._model!r}."
+            raise ApiError(404, msg, param="model", code="model_not_found")
+
+    async def completion(self, body: Mapping[str, object]) -> PreparedRequest:
+        """POST /v1/completions.
+
+        Raises:
+            ApiError: a value cannot be accepted.
+            InvalidRequestError: prompt and output do not fit the context.
+        """
+        refuse_unsupported(body, {"logprobs": (None,)})
+        try:
+            fields = CompletionRequest.model_validate(body)
+        except ValidationError as error:
+            raise of_validation(error) from error
+        self._check(fields)
+        n = fields.n or 1
+        if fields.best_of not in (None, n):
+            raise ApiError(400, f"best_of={fields.best_of} is only supported when equal to n={n}", param="best_of")
+        if fields.max_tokens == 0 and not fields.echo:
+            raise ApiError(400, "max_tokens must be at least 1 unless echo is set", param="max_tokens")
+        if len(fields.prompt) > self._config.max_prompts:
+            msg = f"the request has {len(fields.prompt)} prompts; at most {self._config.max_prompts} are allowed"
+            raise ApiError(400, msg, param="prompt")
+        parts = [await self._prompt_part(prompt, fields.max_tokens) for prompt in fields.prompt]
+        texts = [self._echo(prompt) if fields.echo else "" for prompt in fields.prompt]
+        generation = self._generation("cmpl-", fields, parts)
+        envelope = self._envelope(generation, fields)
+        echoes = list(chain.from_iterable([text] * n for text in texts))
+        return self._prepared(generation, CompletionAnswers(envelope, echoes), fields)
+
+    async def chat(self, body: Mapping[str, object]) -> PreparedRequest:
+        """POST /v1/chat/completions. Raises as `completion`."""
+        refuse_unsupported(body, {"logprobs": (None, False), "echo": (None, False), "best_of": (None, 1)})
+        _refuse_tool_messages(body.get("messages"))
+        try:
+            fields = ChatCompletionRequest.model_validate(body)
+        except ValidationError as error:
+            raise of_validation(error) from error
+        self._check(fields)
+        messages = [
+            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
+            for message in fields.messages
+        ]
+        try:
+            text = self._tokenizer.render_chat(messages)
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        token_ids = await self._encode(text, add_special_tokens=False)
+        requested = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+        max_tokens = fit_max_tokens(len(token_ids), requested, None, self._settings)
+        generation = self._generation("chatcmpl-", fields, [PromptPart(tuple(token_ids), max_tokens)])
+        return self._prepared(generation, ChatAnswers(self._envelope(generation, fields)), fields)
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def _check(self, fields: GenerationFields) -> None:
+        self.check_model(fields.model)
+        self._unknown_fields.note(fields.unknown_fields)
+        if fields.n is not None and fields.n > self._config.max_choices:
+            raise ApiError(400, f"n={fields.n} is above the limit of {self._config.max_choices}", param="n")
+        if fields.stream_options is not None and not fields.stream:
+            raise ApiError(400, "stream_options is only allowed when stream is set", param="stream_options")
+        self._check_vocabulary(fields.stop_token_ids or (), "stop_token_ids")
+
+    def _check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
+        limit = self._settings.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < limit)
+            msg = f"token id {wrong} in {param} is outside the vocabulary of {limit} tokens"
+            raise ApiError(400, msg, param=param)
+
+    # -- prompts -----------------------------------------------------------------------------------
+
+    async def _prompt_part(self, prompt: Prompt, max_tokens: int | None) -> PromptPart:
+        if isinstance(prompt, str):
+            token_ids = await self._encode(prompt) if prompt else []
+        else:
+            token_ids = prompt
+            self._check_vocabulary(token_ids, "prompt")
+        if not token_ids:
+            raise ApiError(400, "the prompt is empty", param="prompt")
+        fitted = fit_max_tokens(len(token_ids), max_tokens, _DEFAULT_COMPLETION_TOKENS, self._settings)
+        return PromptPart(tuple(token_ids), fitted)
+
+    async def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if len(text) <= _THREAD_ABOVE_CHARACTERS:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def _echo(self, prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode_verbatim(prompt)
+
+    # -- what to run -------------------------------------------------------------------------------
+
+    def _generation(self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart]) -> GenerationRequest:
+        return GenerationRequest(
+            api_id=prefix + self._id_source(),
+            prompts=tuple(parts),
+            num_choices=fields.n or 1,
+            sampling=_sampling(fields, self._settings.vocab_size),
+            seed=None if fields.seed is None else fields.seed % 2**63,
+            stop=StopParams(
+                max_tokens=0,
+                stop_strings=tuple(fields.stop),
+                stop_token_ids=tuple(fields.stop_token_ids or ()),
+                ignore_eos=bool(fields.ignore_eos),
+            ),
+            includes_stop_text=bool(fields.include_stop_str_in_output),
+            priority=fields.priority or 0,
+        )
+
+    def _envelope(self, generation: GenerationRequest, fields: GenerationFields) -> Envelope:
+        return Envelope(generation.api_id, int(self._wall_clock()), self._model, _has_usage(fields))
+
+    def _prepared(
+        self, generation: GenerationRequest, answers: AnswerFormat, fields: GenerationFields
+    ) -> PreparedRequest:
+        return PreparedRequest(generation, answers, is_stream=bool(fields.stream), has_usage=_has_usage(fields))
+
+
+def _has_usage(fields: GenerationFields) -> bool:
+    return bool(fields.stream and fields.stream_options and fields.stream_options.include_usage)
+
+
+def _sampling(fields: GenerationFields, vocab_size: int) -> SamplingParams:
+    temperature = 1.0 if fields.temperature is None else fields.temperature
+    top_p = 1.0 if fields.top_p is None else fields.top_p
+    top_k = fields.top_k or 0
+    if not 0 < top_k < vocab_size:
+        top_k = 0
+    if top_p == 0:
+        # The smallest set that reaches no probability at all is, by OpenAI's reading, the best token.
+        top_k, top_p = 1, 1.0
+    return SamplingParams(
+        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=fields.min_p or 0.0,
+    )
+
+
+def _refuse_tool_messages(messages: object) -> None:
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        if not isinstance(message, dict):
+            continue
+        for name in ("tool_calls", "function_call"):
+            if message.get(name):
+                param = f"messages[{index}].{name}"
+                raise ApiError(400, f"{param} is not supported by this server yet", param=param)
