@@ -7,7 +7,7 @@
 
 One sighting proves nothing, since a report may be under way. Nor does any number of them before the
 worker has handled the command that gave (or cancelled) the part: its account says how far it is
-(`commands_seen`); where it does not, `grace_s` must have passed. Leases are the worker's own to list or
+(`commands_seen`). Where it never gets there, `grace_s` bounds the wait: the command was lost. Leases are the worker's own to list or
 not, and end by themselves: one that is not listed is dropped from the ledger in silence.
 
 Refuses to know how a divergence is repaired.
@@ -49,7 +49,7 @@ class AccountReader:
 
     Attributes:
         term: ours.
-        grace_s: how long a worker that does not say what it has handled is given.
+        grace_s: how long a worker is given that does not say that it has handled a command.
     """
 
     term: Term
@@ -58,9 +58,8 @@ class AccountReader:
     def has_handled(self, heartbeat: WorkerHeartbeat, holding: Holding, now_s: float) -> bool:
         """Whether the account was made after the worker learned of this holding's last command."""
         seen = heartbeat.snapshot.commands_seen
-        if seen is None:
-            return now_s - holding.since_s >= self.grace_s
-        return seen >= (self.term, holding.sequence)
+        has_seen = seen is not None and seen >= (self.term, holding.sequence)
+        return has_seen or now_s - holding.since_s >= self.grace_s
 
 
 def reconcile(
