@@ -76,6 +76,10 @@ class IterationScheduler(Protocol):
         """The step failed: history stays, requests are retried, then failed (V22)."""
         ...
 
+    def take_room_report(self) -> bool:
+        """True once after room appeared here since the last deferral: time to offer again (C2)."""
+        ...
+
     def get(self, attempt_id: AttemptId) -> Request | None:
         """A request that has not ended here."""
         ...

@@ -206,12 +206,16 @@ class KVCacheV2Scheduler:
             self._undo(decisions)
             transaction.rollback()
             raise
-        if decisions.is_worth_commit:
-            transaction.commit()
-            return decisions, True
-        self._undo(decisions)
-        transaction.rollback()
-        return decisions, False
+        if not decisions.is_worth_commit:
+            self._undo(decisions)
+            transaction.rollback()
+            return decisions, False
+        try:
+            transaction.commit()  # One that fails has undone itself.
+        except BaseException:
+            self._undo(decisions)
+            raise
+        return decisions, True
 
     def _run_planners(self, plan: IterationPass) -> None:
         config, table = self._config, self._table

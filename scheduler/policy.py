@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from configs import SchedulerConfig, SchedulingPolicy
-from manager import PoolGroupId
+from manager import PoolGroupId, TierLevel
+from manager.geometry import CacheGeometry
 from scheduler.request import Request
 from scheduler.states import AttemptState
 
@@ -46,20 +47,54 @@ class Ordering:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerGroupShape:
+    """What one layer group keeps of a request.
+
+    Attributes:
+        pool_group: where its pages come from; one page per block.
+        max_blocks: most blocks that one request keeps there (a window); None for every block.
+    """
+
+    pool_group: PoolGroupId
+    max_blocks: int | None = None
+
+    def num_blocks(self, num_blocks: int) -> int:
+        """Blocks kept of a request that has `num_blocks`."""
+        return num_blocks if self.max_blocks is None else min(num_blocks, self.max_blocks)
+
+
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """The sizes of a worker's cache that admission reckons with.
 
     Attributes:
         tokens_per_block: positions of one block.
-        pages_per_block: pages that one block takes, per pool group.
+        layer_groups: what each keeps of a request.
         total_pages: device pages of each pool group.
         max_request_tokens: positions that one request alone can have here.
     """
 
     tokens_per_block: int
-    pages_per_block: Mapping[PoolGroupId, int]
+    layer_groups: tuple[LayerGroupShape, ...]
     total_pages: Mapping[PoolGroupId, int]
     max_request_tokens: int
+
+    @classmethod
+    def of(cls, geometry: CacheGeometry) -> "CacheShape":
+        """The sizes of a manager with this geometry."""
+        size = geometry.tokens_per_block
+        groups = []
+        for group in geometry.layer_groups:
+            most = None
+            if group.window is not None:
+                # A window that is not aligned to blocks touches one block more; sinks stay beside it.
+                most = -(-(group.window - 1) // size) + 1 + -(-group.num_sink_tokens // size)
+            groups.append(LayerGroupShape(group.pool_group_id, most))
+        totals = {
+            pool.pool_group_id: geometry.num_slots(TierLevel.DEVICE, pool.pool_group_id)
+            for pool in geometry.pool_groups
+        }
+        return cls(size, tuple(groups), totals, geometry.max_request_tokens)
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that cover `num_tokens` positions."""
@@ -91,13 +126,16 @@ class PageReckoning:
     def growth(self, requests: Iterable[Request]) -> dict[PoolGroupId, int]:
         """One block for each of `requests` that can ever need another (B5), in pages per pool group."""
         shape = self._shape
-        blocks = 0
+        pages = dict.fromkeys(shape.total_pages, 0)
         for request in requests:
             # An offer is given the place of its first decode step with its prompt (C1b).
             ahead = 1 if request.state in _NOT_YET_ACTIVE else 0
             placed = len(request.token_ids) + ahead + request.num_draft_tokens
-            blocks += shape.num_blocks(self.final_tokens(request, context_only=False)) > shape.num_blocks(placed)
-        return {group: blocks * pages for group, pages in shape.pages_per_block.items()}
+            now = shape.num_blocks(placed)
+            last = shape.num_blocks(self.final_tokens(request, context_only=False))
+            for group in shape.layer_groups:
+                pages[group.pool_group] += group.num_blocks(last) > group.num_blocks(now)
+        return pages
 
     def fits_worst_case(self, admitted: Iterable[Request], newcomer: Request, *, context_only: bool) -> bool:
         """Whether all could reach their last token side by side (GUARANTEED_NO_EVICT only).
@@ -106,10 +144,10 @@ class PageReckoning:
         """
         if not self._no_evict:
             return True
-        blocks = sum(
-            self._shape.num_blocks(self.final_tokens(request, context_only=context_only))
-            for request in (*admitted, newcomer)
-        )
-        return all(
-            blocks * pages <= self._shape.total_pages[group] for group, pages in self._shape.pages_per_block.items()
-        )
+        shape = self._shape
+        pages = dict.fromkeys(shape.total_pages, 0)
+        for request in (*admitted, newcomer):
+            blocks = shape.num_blocks(self.final_tokens(request, context_only=context_only))
+            for group in shape.layer_groups:
+                pages[group.pool_group] += group.num_blocks(blocks)
+        return all(count <= shape.total_pages[group] for group, count in pages.items())

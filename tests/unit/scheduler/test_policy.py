@@ -1,13 +1,16 @@
 from configs import SchedulerConfig, SchedulingPolicy
 from manager import PoolGroupId
-from scheduler.policy import CacheShape, Ordering, PageReckoning
+from scheduler.policy import CacheShape, LayerGroupShape, Ordering, PageReckoning
 from scheduler.states import AttemptEvent, AttemptState
 from tests.fakes.attempts import make_request
 
 ORDERING = Ordering(arrivals_per_priority=10)
 GROUP, TWIN = PoolGroupId(0), PoolGroupId(1)
 SHAPE = CacheShape(
-    tokens_per_block=4, pages_per_block={GROUP: 1, TWIN: 2}, total_pages={GROUP: 12, TWIN: 16}, max_request_tokens=32
+    tokens_per_block=4,
+    layer_groups=(LayerGroupShape(GROUP), LayerGroupShape(TWIN), LayerGroupShape(TWIN)),
+    total_pages={GROUP: 12, TWIN: 16},
+    max_request_tokens=32,
 )
 
 
@@ -42,6 +45,13 @@ def test_a_request_that_can_need_no_further_block_reserves_no_growth() -> None:
 def test_a_request_that_will_outgrow_its_block_reserves_one_in_every_pool_group() -> None:
     growing = make_request("growing", 4, max_tokens=4)
     assert reckoning().growth([growing, growing]) == {GROUP: 2, TWIN: 4}
+
+
+def test_a_full_window_reserves_no_growth_since_a_block_leaves_for_each_that_comes() -> None:
+    shape = CacheShape(4, (LayerGroupShape(GROUP, max_blocks=3),), {GROUP: 3}, 1000)
+    windowed = PageReckoning(shape, SchedulerConfig())
+    assert windowed.growth([make_request("short", 8, max_tokens=50)]) == {GROUP: 1}
+    assert windowed.growth([make_request("long", 12, max_tokens=50)]) == {GROUP: 0}
 
 
 def test_an_offer_counts_with_the_place_of_its_first_decode_step() -> None:

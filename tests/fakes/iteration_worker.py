@@ -1,0 +1,122 @@
+"""A worker without an engine: the real iteration scheduler over a real manager, and tokens made up by rule.
+
+The token that a request draws at a position is a function of its name and the position only, so that two
+runs of one request can be compared whatever happened to it in between.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from configs import SchedulerConfig
+from manager import KVCacheManager, LeaseId
+from scheduler.admission import TransferWindow
+from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
+from scheduler.messages import Handoff, WorkerRole
+from scheduler.output import CompletedStep, DrawnToken, SchedulerOutput
+from scheduler.request import Request
+from scheduler.spec import AttemptId, FinishReason, RequestSpec
+from tests.fakes.attempts import make_handoff
+from tests.fakes.small_cache import make_manager, shape_of
+
+FIRST_TOKEN_ELSEWHERE = 7
+
+
+def drawn_token(name: str, position: int) -> int:
+    """What `name` draws at `position`; never a token of a made-up prompt."""
+    return 10_000_000 + 1000 * (sum(map(ord, name)) * 7919 % 10_000) + position
+
+
+@dataclass(slots=True)
+class IterationWorker:
+    """Drives passes and steps, and keeps what came of them."""
+
+    manager: KVCacheManager
+    scheduler: KVCacheV2Scheduler
+    outputs: list[SchedulerOutput] = field(default_factory=list)
+    leases: dict[str, LeaseId] = field(default_factory=dict)
+    finished: list[Request] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+
+    def context(self, spec: RequestSpec) -> Request:
+        """Queue a context under its uid without the prefix."""
+        return self.scheduler.add_context(_attempt(spec), spec, 0.0)
+
+    def offer(self, spec: RequestSpec, handoff: Handoff | None = None) -> Request:
+        """Queue an offer."""
+        made = make_handoff(FIRST_TOKEN_ELSEWHERE) if handoff is None else handoff
+        return self.scheduler.add_generation_offer(_attempt(spec), spec, made, 0.0)
+
+    def schedule(self) -> SchedulerOutput:
+        """One pass; the step stays open."""
+        output = self.scheduler.schedule(0.0)
+        self.outputs.append(output)
+        return output
+
+    def complete(self, output: SchedulerOutput) -> CompletedStep:
+        """Close the step with the tokens of the rule; a request ends at its `max_tokens`."""
+        drawers = [chunk.request for chunk in output.contexts if chunk.is_last] + list(output.generations)
+        drawn = {request.request_id: _draw(request) for request in drawers}
+        completed = self.scheduler.complete(output, drawn, 0.0)
+        for request, position, token in completed.tokens:
+            kept = self.tokens.setdefault(str(request.attempt_id), [])
+            assert position == request.num_generated - 1
+            kept.append(token.token_id)
+        self.leases.update({str(request.attempt_id): lease.lease_id for request, lease in completed.leases})
+        self.finished.extend(completed.finished)
+        return completed
+
+    def step(self) -> SchedulerOutput:
+        """One pass, and its step when it has one."""
+        output = self.schedule()
+        if output.has_step:
+            self.complete(output)
+        return output
+
+    def receive(self, request: Request) -> Request | None:
+        """Its transfer arrived and is verified."""
+        return self.scheduler.on_received(request.request_id, FIRST_TOKEN_ELSEWHERE, 0.0)
+
+    def admit_generation(self, spec: RequestSpec) -> Request:
+        """Offer, reserve and receive: it decodes from the next pass on."""
+        request = self.offer(spec)
+        output = self.step()
+        assert output.reserved == (request,), output
+        assert self.receive(request) is request
+        return request
+
+    def run_until_idle(self, max_passes: int = 500) -> int:
+        """Step until nothing can run; returns the number of passes."""
+        for count in range(max_passes):
+            if not self.scheduler.has_work:
+                return count
+            self.step()
+        msg = f"still working after {max_passes} passes: {self.scheduler.running} {self.scheduler.waiting}"
+        raise AssertionError(msg)
+
+
+def make_worker(
+    role: WorkerRole = WorkerRole.MIXED,
+    *,
+    num_pages: int = 16,
+    max_sequences: int = 8,
+    config: SchedulerConfig | None = None,
+    window: TransferWindow | None = None,
+    wrap: Callable[[KVCacheManager], KVCacheManager] = lambda manager: manager,
+) -> IterationWorker:
+    """A worker with blocks of 4 tokens; `wrap` puts something between scheduler and manager."""
+    manager = make_manager(num_pages=num_pages, max_sequences=max_sequences)
+    used = SchedulerConfig(max_num_tokens=32, max_batch_size=min(max_sequences, num_pages), chunk_unit_tokens=4)
+    scheduler = KVCacheV2Scheduler(
+        used if config is None else config, wrap(manager), role, shape_of(manager), window=window
+    )
+    return IterationWorker(manager, scheduler)
+
+
+def _attempt(spec: RequestSpec) -> AttemptId:
+    return AttemptId(spec.uid.removeprefix("uid-"))
+
+
+def _draw(request: Request) -> DrawnToken:
+    position = request.num_generated
+    is_last = position + 1 >= request.spec.stop.max_tokens
+    return DrawnToken(drawn_token(request.attempt_id, position), FinishReason.LENGTH if is_last else None)
