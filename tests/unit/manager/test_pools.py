@@ -31,7 +31,7 @@ def test_a_wider_type_than_the_geometry_was_made_for_is_refused() -> None:
     (group,) = geometry.layer_groups
     pool = TorchPool(2, group.page_bytes)
     assert pool.pages(group, geometry.tokens_per_block, torch.uint8).shape == (2, 1, 2, 1, 4, 2)
-    with pytest.raises(ValueError, match="exceed slots of 16 bytes"):
+    with pytest.raises(ValueError, match="exceed 16 bytes"):
         pool.pages(group, geometry.tokens_per_block, torch.float32)
 
 
