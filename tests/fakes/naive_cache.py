@@ -1,7 +1,7 @@
 """`NaiveCache`: what a KV cache manager should answer, in dicts and lists, without sharing a single page."""
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from manager import LeaseId, PageLease, PageLocation
 from tests.fakes.cache_request import FakeRequest
@@ -28,10 +28,19 @@ class NaiveCache:
     committed: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     leases: dict[LeaseId, tuple[PageLease, tuple[int, ...]]] = field(default_factory=dict)
     quarantined: dict[str, tuple[PageLocation, ...]] = field(default_factory=dict)
+    before_grant: dict[str, NaiveEntry | None] = field(default_factory=dict)
+    """What each request had before its first grant in the open plan."""
 
     def copy(self) -> "NaiveCache":
         """An independent copy; requests stay the same objects, since tokens are not the cache's."""
-        return deepcopy(self, {id(entry.request): entry.request for entry in self.entries.values()})
+        requests = [entry.request for entry in (*self.entries.values(), *self.before_grant.values()) if entry]
+        return deepcopy(self, {id(request): request for request in requests})
+
+    def note_grant(self, name: str) -> None:
+        """A request is about to be given something in this plan."""
+        if name not in self.before_grant:
+            entry = self.entries.get(name)
+            self.before_grant[name] = None if entry is None else replace(entry)
 
     def commit_prefixes(self, entry: NaiveEntry, tokens_per_block: int) -> None:
         """Every full block of the history may be found by others from now on."""

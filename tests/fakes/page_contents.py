@@ -4,7 +4,7 @@ Each position of a page carries a value derived from the whole token prefix up t
 that a page used for another prefix, moved wrongly or handed on too early is seen at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 
@@ -39,6 +39,12 @@ class PageContents:
             for place, tier in enumerate(geometry.tiers)
             for pool in geometry.pool_groups
         }
+
+    def by_store(self) -> list[NumpyPool]:
+        """Pools in the order of stores: tier by tier."""
+        return [
+            self.pools[tier, pool.pool_group_id] for tier in self._geometry.tiers for pool in self._geometry.pool_groups
+        ]
 
     def page(self, group: int, slot: int) -> npt.NDArray[np.int64]:
         """[tokens_per_block] int64 view of a device slot."""
@@ -80,8 +86,3 @@ class PageContents:
     def spoil(self, group: int, slot: int) -> None:
         """A late read writes into a slot that nobody else may use."""
         self.page(group, slot)[:] = GARBAGE
-
-
-def as_pools(contents: PageContents) -> Mapping[tuple[TierLevel, PoolGroupId], NumpyPool]:
-    """The pools, for a manager."""
-    return contents.pools

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from manager import Grant, KVCacheManagerV2, Refusal, Savepoint, Transaction
+from manager.pools.copy_threads import CopyThread
 from tests.fakes.cache_builders import make_geometry
 from tests.fakes.cache_request import FakeRequest
 from tests.fakes.naive_cache import NaiveCache, NaiveEntry
@@ -37,16 +38,29 @@ class ManagerMachine(RuleBasedStateMachine):
         self.open: tuple[str, Transaction] | None = None
         self.at_begin: tuple[NaiveCache, object] | None = None
         self.marks: list[tuple[Savepoint, NaiveCache, object]] = []
-        self.tried: dict[str, FakeRequest] = {}
 
-    @initialize(num_slots=st.sampled_from([6, 9, 14]), windows=st.sampled_from([(None,)]))
-    def build(self, num_slots: int, windows: tuple[int | None, ...]) -> None:
+    @initialize(
+        num_slots=st.sampled_from([6, 9, 14]),
+        windows=st.sampled_from([(None,)]),
+        lower=st.sampled_from([(0, 0), (4, 0), (9, 0), (5, 7), (3, 3)]),
+        watermark=st.sampled_from([1.0, 0.7]),
+    )
+    def build(self, num_slots: int, windows: tuple[int | None, ...], lower: tuple[int, int], watermark: float) -> None:
         """A small manager with real pools."""
-        geometry, config = make_geometry(num_slots, windows=windows, head_dim=4, max_sequences=6)
+        geometry, config = make_geometry(
+            num_slots,
+            windows=windows,
+            head_dim=4,
+            max_sequences=6,
+            host_slots=lower[0],
+            disk_slots=lower[1],
+            resume_watermark=watermark,
+        )
         self.geometry = geometry
         self.size = geometry.tokens_per_block
         self.contents = PageContents(geometry)
-        self.manager = KVCacheManagerV2(geometry, config)
+        self.engine = CopyThread(self.contents.by_store())
+        self.manager = KVCacheManagerV2(geometry, config, engine=self.engine)
 
     # -- transactions --------------------------------------------------------------------------------
 
@@ -65,6 +79,7 @@ class ManagerMachine(RuleBasedStateMachine):
         """Publish; what a plan gave may be written from now on."""
         assert self.open is not None
         self.open[1].commit()
+        assert self.manager.finish_fills() == ()
         for entry in self.model.entries.values():
             entry.committed_plan_blocks = entry.num_blocks
         self._ended()
@@ -83,7 +98,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def _ended(self) -> None:
         self.open = None
         self.marks.clear()
-        self.tried.clear()
+        self.model.before_grant.clear()
 
     @precondition(lambda self: self.open is not None)
     @rule()
@@ -111,12 +126,12 @@ class ManagerMachine(RuleBasedStateMachine):
         self.serial += 1
         return FakeRequest(f"r{self.serial}", tokens, num_draft_tokens=self.serial % 3, priority=self.serial % 2)
 
-    def pick_entry(self, pick: int, *, reservation: bool = False) -> NaiveEntry | None:
+    def pick_entry(self, pick: int, *, reservation: bool = False, suspended: bool = False) -> NaiveEntry | None:
         """One of the present caches."""
         entries = [
             entry
             for entry in self.model.entries.values()
-            if entry.is_reservation == reservation and not entry.is_suspended
+            if entry.is_reservation == reservation and entry.is_suspended <= suspended
         ]
         return entries[pick % len(entries)] if entries else None
 
@@ -127,7 +142,7 @@ class ManagerMachine(RuleBasedStateMachine):
         request = self.new_request(tokens)
         answer = self.charged(lambda: self.manager.prepare_context(request))
         if isinstance(answer, Grant):
-            self.tried[request.name] = request
+            self.model.note_grant(request.name)
             limit = self.model.longest_possible(request, len(tokens) - 1)
             assert answer.history_length == answer.reused_tokens <= limit
             blocks = -(-answer.history_length // self.size)
@@ -151,6 +166,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return entry
         self.manager.revert_allocate_context(entry.request)
         del self.model.entries[name]
+        del self.model.before_grant[name]
         return None
 
     @rule(tokens=TOKENS)
@@ -186,8 +202,8 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.entries)
     @rule(pick=PICK, token=st.integers(0, 1))
     def generate(self, pick: int, token: int) -> None:
-        """Give a decode its next place."""
-        entry = self.pick_entry(pick)
+        """Give a decode its next place, back on the device."""
+        entry = self.pick_entry(pick, suspended=True)
         if entry is not None:
             self.enter("plan")
             if entry.history == len(entry.request.token_ids):
@@ -199,8 +215,9 @@ class ManagerMachine(RuleBasedStateMachine):
         """Growth is whole blocks, and never less than there was."""
         answer = self.charged(call)
         if isinstance(answer, Grant):
-            self.tried[entry.request.name] = entry.request
+            self.model.note_grant(entry.request.name)
             entry.num_blocks = max(entry.num_blocks, -(-target // self.size))
+            entry.is_suspended = False
 
     def charged(self, call: Call) -> Grant | Refusal:
         """A grant names exactly what availability loses; a refusal changes nothing."""
@@ -217,15 +234,51 @@ class ManagerMachine(RuleBasedStateMachine):
         return answer
 
     @precondition(lambda self: self.model.entries)
+    @rule(pick=PICK, tokens=TOKENS)
+    def suspend_and_run(self, pick: int, tokens: list[int]) -> None:
+        """Make room for another request, in steps of their own."""
+        self.suspend(pick)
+        if self.open is not None:
+            self.commit()
+        self.run_and_free(tokens)
+
+    @precondition(lambda self: any(entry.is_suspended for entry in self.model.entries.values()))
+    @rule(pick=PICK)
+    def resume(self, pick: int) -> None:
+        """Bring a suspended cache back without growth."""
+        self.enter("plan")
+        entries = [entry for entry in self.model.entries.values() if entry.is_suspended]
+        if entries:
+            entry = entries[pick % len(entries)]
+            self.grow(entry, 0, lambda: self.manager.prepare_context(entry.request))
+
+    @precondition(lambda self: self.model.entries)
+    @rule(pick=PICK)
+    def suspend(self, pick: int) -> None:
+        """Move a cache to lower tiers; places without data are given up."""
+        entry = self.pick_entry(pick)
+        if entry is None:
+            return
+        self.enter("plan")
+        before = self.manager.snapshot()
+        answer = self.manager.suspend_request(entry.request)
+        if isinstance(answer, Grant):
+            entry.is_suspended = True
+            entry.num_blocks = entry.committed_plan_blocks = -(-entry.history // self.size)
+            self.model.before_grant.pop(entry.request.name, None)
+        else:
+            assert self.manager.snapshot() == before
+
+    @precondition(lambda self: self.model.entries)
     @rule(pick=PICK)
     def pause(self, pick: int) -> None:
         """Let a cache go for recompute."""
-        entry = self.pick_entry(pick)
+        entry = self.pick_entry(pick, suspended=True)
         if entry is not None:
             self.enter("plan")
             self.manager.pause_for_recompute(entry.request)
             del self.model.entries[entry.request.name]
-            self.tried.pop(entry.request.name, None)
+            self.model.before_grant.pop(entry.request.name, None)
 
     @rule(tokens=TOKENS)
     def reserve(self, tokens: list[int]) -> None:
@@ -234,26 +287,22 @@ class ManagerMachine(RuleBasedStateMachine):
         request = self.new_request(tokens)
         answer = self.charged(lambda: self.manager.prepare_disagg_gen_init(request))
         if isinstance(answer, Grant):
-            self.tried[request.name] = request
+            self.model.note_grant(request.name)
             assert answer.reused_tokens <= self.model.longest_possible(request, len(tokens))
             blocks = -(-(len(tokens) + 1 + request.num_draft_tokens) // self.size)
             self.model.entries[request.name] = NaiveEntry(request, answer.history_length, blocks, is_reservation=True)
 
-    @precondition(lambda self: self.tried and self.open is not None and self.open[0] == "plan")
+    @precondition(lambda self: self.model.before_grant and self.open is not None and self.open[0] == "plan")
     @rule(pick=PICK)
     def revert(self, pick: int) -> None:
-        """Undo what one request acquired in this plan."""
-        request = list(self.tried.values())[pick % len(self.tried)]
-        if request.name not in self.model.entries:
-            return
-        assert self.at_begin is not None
-        self.manager.revert_allocate_context(request)
-        old = self.at_begin[0].entries.get(request.name)
+        """Undo what one request acquired in this plan; twice is allowed."""
+        name = list(self.model.before_grant)[pick % len(self.model.before_grant)]
+        self.manager.revert_allocate_context(FakeRequest(name))
+        old = self.model.before_grant.pop(name)
         if old is None:
-            del self.model.entries[request.name]
+            del self.model.entries[name]
         else:
-            self.model.entries[request.name].num_blocks = old.num_blocks
-        # Savepoints from before the revert stay valid; `tried` too, since reverting twice is allowed.
+            self.model.entries[name] = old
 
     # -- complete ------------------------------------------------------------------------------------
 
@@ -357,7 +406,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(pick=PICK, reservation=st.booleans())
     def free(self, pick: int, reservation: bool) -> None:
         """A request ends."""
-        entry = self.pick_entry(pick, reservation=reservation)
+        entry = self.pick_entry(pick, reservation=reservation, suspended=True)
         if entry is not None:
             self.enter("complete")
             self.manager.free_resources(entry.request)
@@ -373,6 +422,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.audit()
         for name, entry in self.model.entries.items():
             request_id = FakeRequest(name).request_id
+            assert self.manager.is_suspended(request_id) == entry.is_suspended
             assert self.manager.history_length(request_id) == entry.history
             assert self.manager.capacity(request_id) == entry.num_blocks * self.size
         if self.open is None:
@@ -405,6 +455,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.manager.release_quarantine(FakeRequest(name).request_id)
         assert self.open is not None
         self.open[1].commit()
+        self.manager.close()
         self.manager.audit()
         for counts in self.manager.stats().tiers.values():
             assert (counts.in_use, counts.leased, counts.reserved, counts.quarantined) == (0, 0, 0, 0)

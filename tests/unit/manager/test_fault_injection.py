@@ -4,29 +4,40 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from manager import KVCacheManagerV2, LeaseId
+from manager import KVCacheManagerV2, LeaseId, Tier
 from manager.cache_set import RequestCaches
-from manager.eviction import EvictionController
+from manager.eviction import EvictionController, PlannedEvictions
 from manager.kv_cache import KVCache
 from manager.lease import LeaseTable, QuarantineTable
 from manager.page import PageTable
 from manager.radix_tree import BlockRadixTree
+from manager.storage.copies import CopyQueue
 from manager.storage.slots import SlotAllocator
 from manager.storage_manager import StorageManager
+from manager.tier_moves import TierMoves
 from manager.transaction import CacheTransaction
 from tests.conftest import Register
-from tests.fakes.cache_builders import compute_context, free, granted, make_manager
+from tests.fakes.cache_builders import compute_context, free, granted, make_geometry
 from tests.fakes.cache_request import FakeRequest
 from tests.fakes.faults import FaultInjector, InjectedFaultError, injected
 
 STEPS: list[tuple[type, str]] = [
     *((SlotAllocator, name) for name in ("take", "give", "take_exactly")),
-    *((PageTable, name) for name in ("create", "destroy", "set_state", "set_slot", "add_locks", "remove_locks")),
+    *((PageTable, name) for name in ("create", "destroy", "set_state", "set_place", "add_locks", "remove_locks")),
     *((EvictionController, name) for name in ("push", "add", "pop", "put_back")),
+    *((PlannedEvictions, name) for name in ("evict", "send", "note_taken", "give_back")),
+    *((CopyQueue, name) for name in ("add_stage", "add_fill", "cancel_fill", "free_later", "keep_after_all")),
     *((BlockRadixTree, name) for name in ("find", "root", "insert", "attach", "detach", "prune")),
-    *((StorageManager, name) for name in ("take", "claim", "unclaim", "release", "untake", "commit_page", "publish")),
-    *((KVCache, name) for name in ("claim_prefix", "grow", "ungrow", "advance", "rewind", "reserve", "release")),
-    *((RequestCaches, name) for name in ("open", "grow", "close", "revert")),
+    *(
+        (StorageManager, name)
+        for name in ("take", "claim", "unclaim", "release", "untake", "commit_page", "hold", "bring_up", "publish")
+    ),
+    *(
+        (KVCache, name)
+        for name in ("claim_prefix", "grow", "ungrow", "advance", "rewind", "reserve", "release", "suspend", "resume")
+    ),
+    *((RequestCaches, name) for name in ("open", "grow", "close", "revert", "suspend", "resume")),
+    *((TierMoves, name) for name in ("take_slots", "promote", "unpromote", "move_down_held", "add_hold", "trim")),
     *((LeaseTable, name) for name in ("add", "remove")),
     *((QuarantineTable, name) for name in ("add", "remove")),
     *((CacheTransaction, name) for name in ("note_grant", "forget_grant", "note_stop")),
@@ -34,9 +45,10 @@ STEPS: list[tuple[type, str]] = [
 
 OLD, RUNNING, RESERVED = (
     FakeRequest("old", [8] * 9),
-    FakeRequest("run", [7] * 8, num_draft_tokens=8),
-    FakeRequest("res", [6] * 9),
+    FakeRequest("run", [7] * 8, num_draft_tokens=4),
+    FakeRequest("res", [6] * 7),
 )
+SLEEPING, BELOW, IDLE = FakeRequest("sleep", [3] * 6), FakeRequest("below", [2] * 5), FakeRequest("idle", [1] * 8)
 NEW = FakeRequest("new", [8, 8, 8, 8, 5, 5, 5, 5, 5, 5, 5, 5, 5])
 
 
@@ -47,22 +59,26 @@ def faults() -> Iterator[FaultInjector]:
 
 
 def busy_manager() -> KVCacheManagerV2:
-    """Nine slots: two cached, three running (one leased twice), three reserved, one quarantined; none free."""
-    manager = make_manager(9, max_sequences=5)
+    """Eight device slots, none free; a suspended cache and an evicted prefix in the host tier."""
+    geometry, config = make_geometry(8, host_slots=10, max_sequences=6)
+    manager = KVCacheManagerV2(geometry, config)
+    compute_context(manager, SLEEPING)
+    compute_context(manager, BELOW)
+    free(manager, BELOW)
+    plan = manager.begin_plan()
+    granted(manager.suspend_request(SLEEPING))
+    plan.commit()
     compute_context(manager, OLD)
     free(manager, OLD)
     compute_context(manager, RUNNING, 7)
-    gone = FakeRequest("gone", [4] * 4)
+    compute_context(manager, IDLE)
     plan = manager.begin_plan()
-    granted(manager.resize_context(RUNNING, 5))
     granted(manager.prepare_disagg_gen_init(RESERVED))
     plan.commit()
-    plan = manager.begin_plan()
-    granted(manager.prepare_disagg_gen_init(gone))
-    plan.rollback()
     complete = manager.begin_complete()
     manager.grant_lease(RUNNING)
     complete.commit()
+    assert manager.stats().tiers[Tier.HOST].cached >= 1
     return manager
 
 
@@ -92,9 +108,8 @@ def _run(
 ) -> None:
     outside = manager.snapshot()
     transaction = manager.begin_plan() if is_plan else manager.begin_complete()
-    if is_plan and call in NEEDS_GRANT:
-        granted(manager.prepare_context(NEW))
-        granted(manager.resize_context(NEW, 8))
+    if call in NEEDS_GRANT:
+        NEEDS_GRANT[call](manager)
     before = manager.snapshot()
     faults.arm(when[0], after=when[1])
     try:
@@ -116,7 +131,7 @@ def admit(manager: KVCacheManagerV2) -> None:
 
 
 def grow(manager: KVCacheManagerV2) -> None:
-    manager.resize_context(RUNNING, 9)
+    manager.resize_context(RUNNING, 5)
 
 
 def generate(manager: KVCacheManagerV2) -> None:
@@ -129,6 +144,26 @@ def reserve(manager: KVCacheManagerV2) -> None:
 
 def pause(manager: KVCacheManagerV2) -> None:
     manager.pause_for_recompute(RUNNING)
+
+
+def suspend(manager: KVCacheManagerV2) -> None:
+    granted(manager.suspend_request(IDLE))
+
+
+def resume(manager: KVCacheManagerV2) -> None:
+    granted(manager.try_allocate_generation(SLEEPING))
+
+
+def promote(manager: KVCacheManagerV2) -> None:
+    assert granted(manager.prepare_context(FakeRequest("again", [2] * 5))).reused_tokens == 4
+
+
+def revert_resume(manager: KVCacheManagerV2) -> None:
+    manager.revert_allocate_generation(SLEEPING)
+
+
+def revert_promote(manager: KVCacheManagerV2) -> None:
+    manager.revert_allocate_context(FakeRequest("again"))
 
 
 def revert(manager: KVCacheManagerV2) -> None:
@@ -163,8 +198,20 @@ def finish(manager: KVCacheManagerV2) -> None:
     manager.free_resources(RUNNING)
 
 
-NEEDS_GRANT = [revert]
-PLAN_CALLS = [admit, grow, generate, reserve, pause, revert]
+def admit_and_grow(manager: KVCacheManagerV2) -> None:
+    granted(manager.prepare_context(NEW))
+    granted(manager.resize_context(NEW, 4))
+
+
+NEEDS_GRANT: dict[Callable[[KVCacheManagerV2], object], Callable[[KVCacheManagerV2], object]] = {
+    revert: admit_and_grow,
+    revert_resume: resume,
+    revert_promote: promote,
+}
+PLAN_CALLS = [
+    *(admit, grow, generate, reserve, pause, revert),
+    *(suspend, resume, promote, revert_resume, revert_promote),
+]
 COMPLETE_CALLS = [advance, rewind, activate, lease, end_lease, quarantine, finish]
 
 
@@ -196,6 +243,7 @@ def test_a_fault_while_publishing_undoes_the_whole_plan(audited: Register, fault
         plan = manager.begin_plan()
         granted(manager.prepare_context(NEW))
         granted(manager.resize_context(NEW, 4))
+        granted(manager.suspend_request(IDLE))
         faults.arm(fail_at)
         if fail_at:
             with pytest.raises(InjectedFaultError):
