@@ -12,6 +12,7 @@ from pathlib import Path
 from configs import DeploymentConfig, load_deployment, preset_names
 from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
+from serving.ray_environment import set_ray_environment
 
 _WATCH_INTERVAL_S = 1.0
 _DTYPES = ("auto", "float32", "bfloat16")
@@ -83,7 +84,8 @@ def _add_bench_transport(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from serving.cluster import Cluster, StartError
+    set_ray_environment()
+    from serving.cluster import Cluster, StartError  # after the environment is set, and only where it is needed
 
     config = load_deployment(arguments.config, _overrides(arguments))
     model_folder = resolve_model(config.engine.model, arguments.cache_dir, show_progress=True)

@@ -1,7 +1,7 @@
 """`Cluster`: builds, starts, watches and stops one deployment. The supervisor process runs it.
 
 Owns the Ray cluster (unless it joined one), the run folder and every actor; actors never own one another,
-since Ray ends an actor's children with it. The only place that sets the environment of child processes.
+since Ray ends an actor's children with it. `ray_environment` must have been applied before the import.
 """
 
 import logging
@@ -63,23 +63,13 @@ class Cluster:
             return self._start_actors()
         except BaseException as error:
             self.stop()
-            if isinstance(error, ray.exceptions.RayError | OSError | TimeoutError):
+            if isinstance(error, ray.exceptions.RayError | OSError | TimeoutError | RuntimeError):
                 raise StartError(_reason(error)) from error
             raise
 
     def _start_ray(self, ray_folder: Path) -> None:
         assert self._run is not None
-        os.environ.update(
-            {
-                RUN_ID_VARIABLE: self._run.run_id,
-                "RAY_USAGE_STATS_ENABLED": "0",
-                # Ray writes a token at its first start; afterwards every process must present it.
-                "RAY_AUTH_MODE": "token",
-                "RAY_DEDUP_LOGS": "0",
-                # A spinning OpenMP thread takes the core from the other worker.
-                "OMP_WAIT_POLICY": "PASSIVE",
-            }
-        )
+        os.environ[RUN_ID_VARIABLE] = self._run.run_id
         cluster = self._config.cluster
         self._owns_ray = not cluster.ray_address
         if cluster.ray_address:
