@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from manager.geometry import CacheGeometry
 from manager.kv_cache_manager import KVCacheManagerV2
 from manager.pools.torch_pools import TorchPool
 from scheduler.admission import TransferAdmission
+from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.policy import CacheShape
-from serving.engine.model_folder import load_model_config, model_fingerprint
+from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
 from serving.engine.runner import Engine
 from serving.engine.weights import load_weights, resolve_dtype
 from serving.output_text import StopStringDetector
@@ -29,6 +30,7 @@ from serving.tokenizer import Tokenizer
 from serving.workers.agent_thread import AgentThread
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox, WorkerSinks
+from serving.workers.staging import PageStaging, SharedPool, TwinPool
 from serving.workers.step_loop import WorkerIdentity, WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker
 from serving.workers.worker import Worker
@@ -72,7 +74,7 @@ def build_worker(
     dtype = resolve_dtype(config.engine.dtype, config.engine.device)
     geometry = CacheGeometry.from_model(model, config.cache, dtype.itemsize)
     pool_path = plan.pool_folder / f"{identity.name}-{identity.epoch}.pool"
-    pool, memory = _make_pool(geometry, pool_path)
+    pool, memory, staging = _make_pool(geometry, pool_path, config.engine.device)
     transport = SharedMemoryTransport(pool_path)
     transport.register(memory)
 
@@ -97,6 +99,7 @@ def build_worker(
         batch_builder=BatchBuilder(manager, [group.layer_group_id]),
         stop_checker=_make_stop_checker(plan.model_folder, model),
         outbox=Outbox(identity.name, identity.epoch, sinks),
+        staging=staging,
         wake=wake,
     )
     loop = WorkerLoop(identity, parts, clock)
@@ -109,11 +112,16 @@ def build_worker(
     )
 
 
-def _make_pool(geometry: CacheGeometry, path: Path) -> tuple[TorchPool, npt.NDArray[np.uint8]]:
+def _make_pool(
+    geometry: CacheGeometry, path: Path, device: str
+) -> tuple[TorchPool, npt.NDArray[np.uint8], PageStaging]:
     (group,) = geometry.pool_groups
     num_slots = group.num_slots[0]
     memory = create_pool(path, num_slots * group.page_bytes)
-    return TorchPool(num_slots, group.page_bytes, memory=memory), memory
+    if torch.device(device).type == "cpu":
+        return TorchPool(num_slots, group.page_bytes, memory=memory), memory, SharedPool()
+    pool = TorchPool(num_slots, group.page_bytes, device=device)
+    return pool, memory, TwinPool(pool, memory)
 
 
 def _pool_layout(model: ModelConfig, geometry: CacheGeometry, fingerprint: str, dtype: torch.dtype) -> PoolLayout:
@@ -136,5 +144,13 @@ def _make_engine(
 
 
 def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:
-    tokenizer = Tokenizer.load(model_folder)
-    return StopChecker(model.eos_token_ids, lambda strings: StopStringDetector(tokenizer, strings))
+    # A folder of bare weights (a device check) has no text to match stop strings in.
+    tokenizer = Tokenizer.load(model_folder) if (model_folder / TOKENIZER_FILE).is_file() else None
+
+    def make_detector(stop_strings: Sequence[str]) -> StopStringDetector:
+        if tokenizer is None:
+            msg = f"{model_folder} has no {TOKENIZER_FILE}: stop strings cannot be matched"
+            raise InvalidRequest(msg)
+        return StopStringDetector(tokenizer, stop_strings)
+
+    return StopChecker(model.eos_token_ids, make_detector)

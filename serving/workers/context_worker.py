@@ -11,20 +11,25 @@ from scheduler.messages import ContextDone, Handoff, LeaseEnded
 from scheduler.request import Request
 from scheduler.spec import AttemptId
 from serving.workers.outbox import Outbox
+from serving.workers.staging import PageStaging
 
 
 class ContextSide:
     """Leases that this worker gave, by attempt."""
 
-    def __init__(self, scheduler: IterationScheduler, agent: TransferAgent, outbox: Outbox) -> None:
-        """All three belong to the same loop."""
+    def __init__(
+        self, scheduler: IterationScheduler, agent: TransferAgent, outbox: Outbox, staging: PageStaging
+    ) -> None:
+        """All four belong to the same loop."""
         self._scheduler = scheduler
         self._agent = agent
         self._outbox = outbox
+        self._staging = staging
         self._leases: dict[AttemptId, LeaseId] = {}
 
     def hand_over(self, request: Request, lease: PageLease, now_s: float) -> None:
         """A context finished: hold its pages for a reader and tell the central scheduler where they are."""
+        self._staging.copy_out(lease.pages)
         self._agent.hold(lease, now_s)
         self._leases[request.attempt_id] = lease.lease_id
         handoff = Handoff(self._agent.make_ticket(lease), request.token_ids[-1])

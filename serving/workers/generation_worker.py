@@ -4,15 +4,18 @@ An offer holds nothing; a reservation holds pages that only the agent writes; an
 ordinary decode. Knows nothing of the step.
 """
 
+from collections.abc import Sequence
+
 from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import ReceiveOutcome, ReceiveResult, TransferTicket
-from manager import KVCacheManager, RequestId
+from manager import KVCacheManager, PageLocation, RequestId
 from scheduler.interface import IterationScheduler
 from scheduler.messages import Activated, DeliverHandoff, ErrorKind, Failed, Handoff, OfferGeneration, Reserved
 from scheduler.request import Request
 from scheduler.spec import AttemptId
 from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
+from serving.workers.staging import PageStaging
 
 
 class GenerationSide:
@@ -25,14 +28,17 @@ class GenerationSide:
         agent: TransferAgent,
         outbox: Outbox,
         phases: PhaseClock,
+        staging: PageStaging,
     ) -> None:
-        """All five belong to the same loop."""
+        """All six belong to the same loop."""
         self._manager = manager
         self._scheduler = scheduler
         self._agent = agent
         self._outbox = outbox
         self._phases = phases
+        self._staging = staging
         self._handoffs: dict[AttemptId, Handoff] = {}
+        self._filling: dict[AttemptId, Sequence[PageLocation]] = {}
 
     def offer(self, command: OfferGeneration, now_s: float) -> None:
         """Queue the offer for the next plan. Raises RequestTooLarge."""
@@ -54,7 +60,8 @@ class GenerationSide:
             message = f"attempt {request.attempt_id}: ticket of unknown type {type(ticket).__name__}"
             self._end_receive(request.request_id, message, now_s)
             return
-        pages = self._manager.pages_to_fill(request.request_id)
+        pages = tuple(self._manager.pages_to_fill(request.request_id))
+        self._filling[request.attempt_id] = pages
         self._agent.start_receive(request.request_id, ticket, pages, now_s)
 
     def on_receive(self, outcome: ReceiveOutcome, now_s: float) -> None:
@@ -68,6 +75,7 @@ class GenerationSide:
     def forget(self, attempt_id: AttemptId) -> None:
         """The attempt has ended here, or was deferred."""
         self._handoffs.pop(attempt_id, None)
+        self._filling.pop(attempt_id, None)
 
     def _activate(self, request_id: RequestId, now_s: float) -> None:
         handoff = self._handoffs.pop(AttemptId(request_id), None)
@@ -75,13 +83,14 @@ class GenerationSide:
             # The attempt was cancelled while its pages arrived: only its quarantine is left.
             self._scheduler.on_receive_ended(request_id, now_s)
             return
+        self._staging.copy_in(self._filling.pop(AttemptId(request_id)))
         request = self._scheduler.on_received(request_id, handoff.first_token_id, now_s)
         if request is not None:
             self._phases.enter(request.attempt_id, "generation", now_s)
             self._outbox.report(Activated(request.attempt_id))
 
     def _end_receive(self, request_id: RequestId, message: str, now_s: float) -> None:
-        self._handoffs.pop(AttemptId(request_id), None)
+        self.forget(AttemptId(request_id))
         request = self._scheduler.on_receive_ended(request_id, now_s)
         if request is not None:
             self._phases.forget(request.attempt_id)

@@ -52,6 +52,7 @@ from serving.workers.context_worker import ContextSide
 from serving.workers.generation_worker import GenerationSide
 from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
+from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
 
 _log = logging.getLogger("pdserve.worker")
@@ -86,6 +87,7 @@ class WorkerParts:
     batch_builder: BatchBuilder
     stop_checker: StopChecker
     outbox: Outbox
+    staging: PageStaging
     wake: threading.Event
     """Set by whoever has something for the loop."""
 
@@ -116,8 +118,10 @@ class WorkerLoop:
         self._phases = PhaseClock(identity.name)
         self._progress = _Progress()
         self._counts = {"refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
-        self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox)
-        self._generation_side = GenerationSide(parts.manager, parts.scheduler, parts.agent, parts.outbox, self._phases)
+        self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
+        self._generation_side = GenerationSide(
+            parts.manager, parts.scheduler, parts.agent, parts.outbox, self._phases, parts.staging
+        )
         self._snapshot = self._make_snapshot()
 
     # -- any thread --------------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from configs import DeploymentConfig, load_deployment
+from configs import DeploymentConfig
 from manager import Epoch, WorkerName
 from scheduler.messages import DoorNotice, WorkerRole
 from scheduler.spec import (
@@ -30,15 +30,14 @@ class Deployment:
 
     def __init__(
         self,
+        config: DeploymentConfig,
         model_folder: Path,
         pool_folder: Path,
         *,
-        mixed: bool = False,
-        overrides: Mapping[str, Mapping[str, object]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build every worker that the preset and `overrides` ask for."""
-        self.config = load_deployment("local-mixed" if mixed else "local-cpu", overrides)
+        """Build every worker that `config` asks for."""
+        self.config = config
         self._uids = itertools.count()
         self._tokens: dict[RequestUid, list[int]] = {}
         self.finished: dict[RequestUid, FinishReason] = {}

@@ -27,6 +27,7 @@ def _model(folder: Path) -> Any:  # transformers has no static types here
 
 def transformers_greedy(folder: Path, prompt: Sequence[int], num_tokens: int) -> list[ReferenceStep]:
     """`num_tokens` greedy tokens after `prompt`, in float32, end-of-sequence tokens not ending it."""
+    torch.set_num_threads(1)  # two threads collapse when the other core is busy
     with torch.inference_mode():
         answer = _model(folder).generate(
             torch.tensor([list(prompt)]),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import DeploymentConfig, load_deployment
 from scheduler.spec import SamplingParams
 from serving.engine.fetch import DEFAULT_MODEL, default_cache_dir, fetched_folder
 from serving.tokenizer import Tokenizer
@@ -18,6 +19,10 @@ _TEXT = (
     "The lighthouse keeper climbed the narrow stairs every evening, counting the steps aloud, and every evening "
     "the number was the same. He wrote it in a book, together with the colour of the sea and the names of the ships. "
 )
+
+
+def _config(dtype: str, *, mixed: bool) -> DeploymentConfig:
+    return load_deployment("local-mixed" if mixed else "local-cpu", {"engine": {"dtype": dtype}})
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +59,7 @@ def float32(
     request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
     deployment = Deployment(
-        model_folder,
-        tmp_path_factory.mktemp("pools"),
-        mixed=request.param == "mixed",
-        overrides={"engine": {"dtype": "float32"}},
+        _config("float32", mixed=request.param == "mixed"), model_folder, tmp_path_factory.mktemp("pools")
     )
     yield deployment
     deployment.close()
@@ -90,7 +92,7 @@ def test_sampled_choices_are_the_same_mixed_and_disaggregated_alone_and_together
     for mixed in (True, False):
         folder = tmp_path / f"{mixed}"
         folder.mkdir()
-        deployment = Deployment(model_folder, folder, mixed=mixed, overrides={"engine": {"dtype": dtype}})
+        deployment = Deployment(_config(dtype, mixed=mixed), model_folder, folder)
         alone = [
             deployment.run([deployment.submit(prompt, 32, sampling=sampling)])[0]
             for prompt in chosen
@@ -114,7 +116,7 @@ def test_bfloat16_greedy_is_the_same_mixed_and_disaggregated(
     for mixed in (True, False):
         folder = tmp_path / f"{mixed}"
         folder.mkdir()
-        deployment = Deployment(model_folder, folder, mixed=mixed, overrides={"engine": {"dtype": "bfloat16"}})
+        deployment = Deployment(_config("bfloat16", mixed=mixed), model_folder, folder)
         results.append([deployment.generate([prompt], NUM_TOKENS)[0] for prompt in prompts])
         results.append(deployment.generate(prompts, NUM_TOKENS))
         deployment.settle_down()
