@@ -44,8 +44,10 @@ class Deployment:
         self.notices: list[DoorNotice] = []
         sinks, peers = InprocessSinks(clock), InprocessPeers(clock)
         workers = {}
-        for index, role in enumerate(_roles(self.config)):
-            identity = WorkerIdentity(WorkerName(f"{role}-{index}"), role, Epoch(index + 1), os.getpid())
+        roles = _roles(self.config)
+        for index, role in enumerate(roles):
+            name = WorkerName(f"{role}-{roles[:index].count(role)}")
+            identity = WorkerIdentity(name, role, Epoch(index + 1), os.getpid())
             plan = WorkerPlan(self.config, model_folder, pool_folder, num_threads=1)
             workers[identity.name] = build_worker(identity, plan, peers, sinks, clock)
             peers.add(identity.name, workers[identity.name].agent)
