@@ -86,6 +86,9 @@ def build_worker(
     model = load_model_config(plan.model_folder)
     dtype = resolve_dtype(config.engine.dtype, config.engine.device)
     geometry = CacheGeometry.from_model(model, config.cache, dtype.itemsize)
+    for left_behind in plan.pool_folder.glob(f"{identity.name}-*.pool"):
+        # Of an earlier life that was killed. Its readers notice that the file is gone, and nothing writes it.
+        left_behind.unlink()
     pool_path = plan.pool_folder / f"{identity.name}-{identity.epoch}.pool"
     pool, memory, staging = _make_pool(geometry, pool_path, config.engine.device)
     transport = SharedMemoryTransport(pool_path)
