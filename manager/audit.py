@@ -165,8 +165,11 @@ def _audit_cache(parts: ManagerParts, cache: KVCache) -> None:
             page = group_pages[block]
             _require(page == NONE or pages.node[page] == node, f"{name}: block {block} is not on its path in the tree")
             node = parts.storage.tree.parent[node]
+        reached = max(cache.history, cache.reserved_tokens)
+        stale = parts.geometry.layer_groups[group].stale_blocks(reached, size)
         for block, page in enumerate(group_pages):
             if page == NONE:
+                _require(block in stale, f"{name}: block {block} of layer group {group} is visible but has no page")
                 continue
             expected = PageState.COMMITTED if block < cache.num_committed else PageState.PRIVATE
             _require(

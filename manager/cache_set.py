@@ -27,8 +27,6 @@ class Shortage:
     pool_group: int
     needed: int
     available: int
-    is_final: bool
-    """More than the whole pool group has: waiting cannot help."""
 
 
 class RequestCaches:
@@ -39,7 +37,7 @@ class RequestCaches:
         index_slots: rows of the per-sequence tables.
     """
 
-    __slots__ = ("_geometry", "_groups_per_pool", "_journal", "_reuse", "_storage", "by_request", "index_slots")
+    __slots__ = ("_full_groups_per_pool", "_geometry", "_journal", "_reuse", "_storage", "by_request", "index_slots")
 
     def __init__(
         self, geometry: CacheGeometry, storage: StorageManager, journal: Journal, max_sequences: int, *, reuse: bool
@@ -49,7 +47,10 @@ class RequestCaches:
         self._storage = storage
         self._journal = journal
         self._reuse = reuse
-        self._groups_per_pool = [len(pool.layer_group_ids) for pool in geometry.pool_groups]
+        self._full_groups_per_pool = [
+            sum(geometry.layer_groups[group].window is None for group in pool.layer_group_ids)
+            for pool in geometry.pool_groups
+        ]
         self.by_request: dict[RequestId, KVCache] = {}
         self.index_slots = SlotAllocator(max_sequences, journal)
 
@@ -106,28 +107,37 @@ class RequestCaches:
 
     def shortage(self, cache: KVCache, num_blocks: int) -> Shortage | None:
         """Whether bringing the cache to the device and `num_blocks` more would not fit, and where."""
-        total, below = cache.num_blocks + num_blocks, cache.pages_below() if cache.is_suspended else None
-        for pool, groups in enumerate(self._groups_per_pool):
+        needed = self._needed(cache, num_blocks)
+        for pool, count in enumerate(needed):
+            available = self._storage.available(pool)
+            if count > available:
+                return Shortage(pool, count, available)
+        return None
+
+    def never_fits(self, cache: KVCache, num_blocks: int) -> Shortage | None:
+        """Whether the layers that keep every block would need more than the whole device for `num_blocks` more."""
+        total = cache.num_blocks + num_blocks
+        for pool, groups in enumerate(self._full_groups_per_pool):
             slots = self._storage.slots[pool].num_slots
             if total * groups > slots:
-                return Shortage(pool, total * groups, slots, is_final=True)
-            needed = num_blocks * groups + (below[pool] if below else 0)
-            available = self._storage.available(pool)
-            if needed > available:
-                return Shortage(pool, needed, available, is_final=False)
+                return Shortage(pool, total * groups, slots)
         return None
+
+    def _needed(self, cache: KVCache, num_blocks: int) -> list[int]:
+        needed = cache.pages_below() if cache.is_suspended else [0] * self._storage.num_pool_groups
+        for group, count in enumerate(cache.growth(num_blocks)):
+            needed[self._storage.pool_group_of[group]] += count
+        return needed
 
     def over_watermark(self, cache: KVCache, num_blocks: int, watermark: float) -> Shortage | None:
         """Whether resuming would leave more of the device in use than `watermark`; never while nothing runs."""
         if not cache.is_suspended or all(other.is_suspended for other in self.by_request.values()):
             return None
-        below = cache.pages_below()
-        for pool, groups in enumerate(self._groups_per_pool):
-            needed = num_blocks * groups + below[pool]
+        for pool, needed in enumerate(self._needed(cache, num_blocks)):
             slots = self._storage.slots[pool].num_slots
             allowed = int(slots * watermark) - (slots - self._storage.available(pool))
             if needed > allowed:
-                return Shortage(pool, needed, max(0, allowed), is_final=False)
+                return Shortage(pool, needed, max(0, allowed))
         return None
 
     def having(self, pages: Sequence[int]) -> list[KVCache]:
@@ -137,14 +147,14 @@ class RequestCaches:
 
     def no_room_below(self, cache: KVCache) -> Shortage | None:
         """Whether the lower tiers cannot take what a suspension moves, and where."""
-        needed = [0] * len(self._groups_per_pool)
+        needed = [0] * self._storage.num_pool_groups
         for group, pages in enumerate(cache.pages):
             kept = [page for page in pages[: cache.num_history_blocks] if page != NONE]
             needed[self._storage.pool_group_of[group]] += self._storage.num_to_move(kept)
         for pool, pages_needed in enumerate(needed):
             room = self._storage.moves.lower_room(pool)
             if pages_needed > room or not self._storage.has_lower_tiers:
-                return Shortage(pool, pages_needed, room, is_final=False)
+                return Shortage(pool, pages_needed, room)
         return None
 
     def suspend(self, cache: KVCache) -> list[int]:
@@ -158,11 +168,6 @@ class RequestCaches:
         """Resume a cache that `shortage` had nothing against; returns device slots taken per pool group."""
         self._set_index_slot(cache, self.index_slots.take(1)[0])
         return cache.resume()
-
-    def grow(self, cache: KVCache, num_blocks: int) -> list[int]:
-        """Add blocks that `shortage` had nothing against; returns new pages per pool group."""
-        cache.grow(num_blocks)
-        return [num_blocks * groups for groups in self._groups_per_pool]
 
     def close(self, cache: KVCache) -> None:
         """Release everything; committed blocks stay cached."""
@@ -187,7 +192,7 @@ class RequestCaches:
     def num_reserved_pages(self) -> int:
         """New pages of caches that wait for a transfer."""
         waiting = (cache for cache in self.by_request.values() if cache.is_reservation)
-        return sum((cache.num_blocks - cache.num_claimed) * len(cache.pages) for cache in waiting)
+        return sum(page != NONE for cache in waiting for pages in cache.pages for page in pages[cache.num_claimed :])
 
     def _forget(self, cache: KVCache) -> None:
         del self.by_request[cache.request_id]

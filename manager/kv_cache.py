@@ -33,6 +33,12 @@ def _present(pages: Sequence[int]) -> list[int]:
     return [page for page in pages if page != NONE]
 
 
+def _overlap(span: range, other: range) -> range:
+    """Common part of two ranges; empty, and within `span`, where there is none."""
+    first = min(max(span.start, other.start), span.stop)
+    return range(first, max(first, min(span.stop, other.stop)))
+
+
 class CacheStatus(StrEnum):
     """Whether the request can run."""
 
@@ -60,8 +66,10 @@ class KVCache:
 
     __slots__ = (
         "_geometry",
+        "_groups",
         "_journal",
         "_leaf",
+        "_num_passed",
         "_storage",
         "_tables",
         "digests",
@@ -100,6 +108,9 @@ class KVCache:
         self.num_claimed = 0
         self.reserved_tokens = 0
         self.pages: list[list[int]] = [[] for _ in geometry.layer_groups]
+        self._groups = range(len(geometry.layer_groups))
+        # Per layer group, blocks before this one have been looked at when they left the window.
+        self._num_passed = [0] * len(geometry.layer_groups)
         self._leaf = NONE
         self._tables = BlockTables(len(geometry.layer_groups), storage.pages, journal)
 
@@ -121,36 +132,54 @@ class KVCache:
             Per pool group, the pages that were cached until now.
         """
         costs = [0] * self._storage.num_pool_groups
-        nodes = find_prefix(self._storage, self.digests, token_ids, max_blocks)
+        nodes = find_prefix(self._storage, self._geometry, self.digests, token_ids, max_blocks)
         if not nodes:
             return costs
+        history = len(nodes) * self._geometry.tokens_per_block
         for group, pages in enumerate(self.pages):
             column = self._storage.tree.pages[group]
             claimed = [column[node] for node in nodes]
-            costs[self._storage.pool_group_of[group]] += self._storage.claim(group, claimed)
+            stale = self._stale(group, history)
+            claimed[stale.start : stale.stop] = [NONE] * len(stale)
+            costs[self._storage.pool_group_of[group]] += self._storage.claim(group, _present(claimed))
             pages.extend(claimed)
-        self._set_lengths(len(nodes) * self._geometry.tokens_per_block, len(nodes), nodes[-1])
+        self._set_lengths(history, len(nodes), nodes[-1])
         self._set_num_blocks(len(nodes))
         self.num_claimed = len(nodes)
         self._write_tables(0)
         return costs
 
-    def grow(self, num_blocks: int) -> None:
-        """Add private blocks. The caller has checked that they are available."""
+    def growth(self, num_blocks: int) -> list[int]:
+        """Per layer group, the pages that `grow` would take: none for blocks that a transfer will not fill."""
+        span = range(self.num_blocks, self.num_blocks + num_blocks)
+        return [num_blocks - len(_overlap(span, self._stale(group, self.reserved_tokens))) for group in self._groups]
+
+    def grow(self, num_blocks: int) -> list[int]:
+        """Add private blocks. The caller has checked that they are available.
+
+        Returns:
+            Per pool group, the pages taken.
+        """
         first = self.num_blocks
-        for group, pages in enumerate(self.pages):
-            taken = self._storage.take(group, num_blocks)
-            pages.extend(taken)
-            self._journal.push((self._trim, (group, len(pages) - len(taken))))
+        costs = [0] * self._storage.num_pool_groups
+        for group, count in enumerate(self.growth(num_blocks)):
+            pages = self.pages[group]
+            gone = _overlap(range(first, first + num_blocks), self._stale(group, self.reserved_tokens))
+            taken = self._storage.take(group, count)
+            costs[self._storage.pool_group_of[group]] += count
+            at = gone.start - first
+            pages.extend([*taken[:at], *[NONE] * len(gone), *taken[at:]] if gone else taken)
+            self._journal.push((self._trim, (group, first)))
         self._set_num_blocks(first + num_blocks)
         self._write_tables(first)
+        return costs
 
     def ungrow(self, num_blocks: int) -> list[int]:
         """Undo growth of this plan back to `num_blocks`; returns renamed pages (`StorageManager.untake`)."""
         renamed = []
         for group, dropped in enumerate(self._cut(num_blocks)):
             if dropped:
-                renamed += self._storage.untake(group, dropped)
+                renamed += self._storage.untake(group, _present(dropped))
         return renamed
 
     def unclaim(self) -> list[int]:
@@ -233,6 +262,9 @@ class KVCache:
         if reuse and full > self.num_committed:
             self.digests.extend(token_ids, full)
             self._commit(full)
+        # Drafts can be rewound to the last committed block, or by one block where nothing is committed.
+        size = self._geometry.tokens_per_block
+        self._leave_window(self.num_committed * size if reuse else history - size)
 
     def rewind(self, num_tokens: int) -> None:
         """Take back positions that are not committed.
@@ -270,11 +302,13 @@ class KVCache:
 
     def release(self) -> None:
         """Let every page go, deepest block first, so that no block outlives its parent in the cache."""
-        for pages in self.pages:
-            present = _present(pages)
-            if self.is_suspended:
-                self._storage.unhold(present)
-            self._storage.release(present[::-1], self.priority)
+        if len(self.pages) == 1:
+            present = _present(self.pages[0])[::-1]
+        else:  # by block, since layer groups can share a store
+            present = [page for block in zip(*self.pages, strict=True) for page in block if page != NONE][::-1]
+        if self.is_suspended:
+            self._storage.unhold(present)
+        self._storage.release(present, self.priority)
 
     def locate(self, first: int, last: int) -> tuple[PageLocation, ...]:
         """Pages of blocks [first, last), by block then layer group; pages that left the window are skipped."""
@@ -339,6 +373,26 @@ class KVCache:
         pages[block] = present
         self._journal.push((pages.__setitem__, (block, ours)))
         self._tables.write_entry(group, block, present)
+
+    def _leave_window(self, history: int) -> None:
+        """Release pages that no query from position `history` on can see."""
+        for group in self._groups:
+            stale = self._stale(group, history)
+            first = max(stale.start, self._num_passed[group])
+            if first >= stale.stop:
+                continue
+            pages = self.pages[group]
+            gone = [block for block in range(first, stale.stop) if pages[block] != NONE]
+            self._storage.release([pages[block] for block in reversed(gone)], self.priority)
+            for block in gone:
+                self._journal.push((pages.__setitem__, (block, pages[block])))
+                pages[block] = NONE
+                self._tables.write_entry(group, block, NONE)
+            self._journal.push((self._num_passed.__setitem__, (group, self._num_passed[group])))
+            self._num_passed[group] = stale.stop
+
+    def _stale(self, group: int, history: int) -> range:
+        return self._geometry.layer_groups[group].stale_blocks(history, self._geometry.tokens_per_block)
 
     def _set_lengths(self, history: int, num_committed: int, leaf: int) -> None:
         self._journal.push((self._put_lengths, (self.history, self.num_committed, self._leaf)))

@@ -113,10 +113,12 @@ class Planner:
             return self._grant(cache)
         if cache.is_suspended and not self._caches.index_slots.free:
             return Refusal(cache.request_id, RefusalReason.OUT_OF_INDEX_SLOTS, needed=1, available=0)
+        short = self._caches.never_fits(cache, missing)
+        if short is not None:
+            return self._refuse(cache, RefusalReason.NEVER_FITS, short)
         short = self._caches.shortage(cache, missing)
         if short is not None:
-            reason = RefusalReason.NEVER_FITS if short.is_final else RefusalReason.OUT_OF_PAGES
-            return self._refuse(cache, reason, short)
+            return self._refuse(cache, RefusalReason.OUT_OF_PAGES, short)
         short = self._caches.over_watermark(cache, missing, self._watermark)
         if short is not None:
             return self._refuse(cache, RefusalReason.OVER_RESUME_WATERMARK, short)
@@ -130,7 +132,7 @@ class Planner:
         if is_resumed:
             costs, reused = self._caches.resume(cache), cache.history
         if missing:
-            costs = [old + new for old, new in zip(costs, self._caches.grow(cache, missing), strict=True)]
+            costs = [old + new for old, new in zip(costs, cache.grow(missing), strict=True)]
         tokens = missing * self._geometry.tokens_per_block
         return self._grant(cache, costs, tokens=tokens, reused_tokens=reused, index_slots=int(is_resumed))
 

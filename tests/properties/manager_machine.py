@@ -40,18 +40,27 @@ class ManagerMachine(RuleBasedStateMachine):
         self.marks: list[tuple[Savepoint, NaiveCache, object]] = []
 
     @initialize(
-        num_slots=st.sampled_from([6, 9, 14]),
-        windows=st.sampled_from([(None,)]),
+        num_slots=st.sampled_from([6, 9, 14]),  # per layer group
+        windows=st.sampled_from([(None,), (None, 8), (6,), (None, None, 5), (9, None, 5)]),
+        num_sink_tokens=st.sampled_from([0, 3]),
         lower=st.sampled_from([(0, 0), (4, 0), (9, 0), (5, 7), (3, 3)]),
         watermark=st.sampled_from([1.0, 0.7]),
     )
-    def build(self, num_slots: int, windows: tuple[int | None, ...], lower: tuple[int, int], watermark: float) -> None:
+    def build(
+        self,
+        num_slots: int,
+        windows: tuple[int | None, ...],
+        num_sink_tokens: int,
+        lower: tuple[int, int],
+        watermark: float,
+    ) -> None:
         """A small manager with real pools."""
         geometry, config = make_geometry(
-            num_slots,
+            num_slots * len(set(windows)),
             windows=windows,
+            num_sink_tokens=num_sink_tokens,
             head_dim=4,
-            max_sequences=6,
+            max_sequences=4,
             host_slots=lower[0],
             disk_slots=lower[1],
             resume_watermark=watermark,

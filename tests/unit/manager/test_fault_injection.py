@@ -36,7 +36,7 @@ STEPS: list[tuple[type, str]] = [
         (KVCache, name)
         for name in ("claim_prefix", "grow", "ungrow", "advance", "rewind", "reserve", "release", "suspend", "resume")
     ),
-    *((RequestCaches, name) for name in ("open", "grow", "close", "revert", "suspend", "resume")),
+    *((RequestCaches, name) for name in ("open", "close", "revert", "suspend", "resume")),
     *((TierMoves, name) for name in ("take_slots", "promote", "unpromote", "move_down_held", "add_hold", "trim")),
     *((LeaseTable, name) for name in ("add", "remove")),
     *((QuarantineTable, name) for name in ("add", "remove")),
