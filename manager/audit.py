@@ -65,6 +65,7 @@ def _audit_locks(parts: ManagerParts) -> None:
     for held in parts.leases.values():
         for held_pages in held.pages:
             expected.update(held_pages)
+    expected.update(parts.storage.moves.pins)
     for page, locks in enumerate(pages.locks):
         _require(locks == expected[page], f"page {page} has {locks} locks, its users account for {expected[page]}")
 

@@ -7,6 +7,7 @@ wording; capacity questions are answered before anything changes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from configs import KVCacheConfig
 from manager.cache_request import CacheRequest
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
@@ -37,22 +38,32 @@ class RequestCaches:
         index_slots: rows of the per-sequence tables.
     """
 
-    __slots__ = ("_full_groups_per_pool", "_geometry", "_journal", "_reuse", "_storage", "by_request", "index_slots")
+    __slots__ = (
+        "_full_groups_per_pool",
+        "_geometry",
+        "_journal",
+        "_partial_reuse",
+        "_reuse",
+        "_storage",
+        "by_request",
+        "index_slots",
+    )
 
     def __init__(
-        self, geometry: CacheGeometry, storage: StorageManager, journal: Journal, max_sequences: int, *, reuse: bool
+        self, geometry: CacheGeometry, storage: StorageManager, journal: Journal, config: KVCacheConfig
     ) -> None:
-        """No caches yet; `reuse` allows prefix claims."""
+        """No caches yet."""
         self._geometry = geometry
         self._storage = storage
         self._journal = journal
-        self._reuse = reuse
+        self._reuse = config.enable_block_reuse
+        self._partial_reuse = config.enable_partial_reuse
         self._full_groups_per_pool = [
             sum(geometry.layer_groups[group].window is None for group in pool.layer_group_ids)
             for pool in geometry.pool_groups
         ]
         self.by_request: dict[RequestId, KVCache] = {}
-        self.index_slots = SlotAllocator(max_sequences, journal)
+        self.index_slots = SlotAllocator(config.max_sequences, journal)
 
     def get(self, request_id: RequestId) -> KVCache:
         """The request's cache.
@@ -90,17 +101,20 @@ class RequestCaches:
             raise LogicError(msg)
         return cache
 
-    def open(self, request: CacheRequest, max_blocks: int) -> tuple[KVCache, list[int]]:
-        """Make a cache: an index slot, and the longest cached prefix of at most `max_blocks` blocks.
+    def open(self, request: CacheRequest, limit: int, *, partial: bool) -> tuple[KVCache, list[int]]:
+        """Make a cache: an index slot, and the longest cached prefix of the first `limit` tokens.
+
+        `partial` allows it to end within a block, which is copied then.
 
         Returns:
-            The cache, and per pool group the pages that were cached until now.
+            The cache, and per pool group the pages that this takes from what is available.
         """
         digests = BlockDigests(request.reuse_scope, self._geometry.tokens_per_block)
         cache = KVCache(request.request_id, digests, self._geometry, self._storage, self._journal)
         cache.priority = request.priority
         cache.index_slot = self.index_slots.take(1)[0]
-        costs = cache.claim_prefix(request.token_ids, max_blocks if self._reuse else 0)
+        partial = partial and self._partial_reuse
+        costs = cache.claim_prefix(request.token_ids, limit if self._reuse else 0, partial=partial and self._reuse)
         self.by_request[request.request_id] = cache
         self._journal.push((self._remove, (request.request_id,)))
         return cache, costs

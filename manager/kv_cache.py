@@ -20,7 +20,7 @@ from manager.geometry import CacheGeometry
 from manager.ids import BlockOrdinal, LayerGroupId, RequestId, SlotId
 from manager.page import NONE, PageState
 from manager.page_location import PageLocation
-from manager.prefix_match import find_prefix
+from manager.prefix_match import find_partial, find_prefix
 from manager.radix_tree import BlockDigests
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
@@ -125,14 +125,27 @@ class KVCache:
 
     # -- plan --------------------------------------------------------------------------------------
 
-    def claim_prefix(self, token_ids: Sequence[int], max_blocks: int) -> list[int]:
-        """Find and lock the longest cached prefix of at most `max_blocks` blocks; only for a new cache.
+    def claim_prefix(self, token_ids: Sequence[int], limit: int, *, partial: bool) -> list[int]:
+        """Find and lock the longest cached prefix of `token_ids[:limit]`; only for a new cache.
+
+            0         claimed          cloned      history
+            |--------------------|-------------------|---- - - |
+              blocks of the tree   `partial`: a copy of a block that begins alike
 
         Returns:
-            Per pool group, the pages that were cached until now.
+            Per pool group, the pages that this takes from what is available.
         """
+        size = self._geometry.tokens_per_block
+        nodes = find_prefix(self._storage, self._geometry, self.digests, token_ids, limit // size)
+        costs = self._claim(nodes)
+        if partial:
+            sources, agreed = find_partial(self._storage, self.digests, nodes, token_ids, limit)
+            if agreed:
+                self._clone(sources, agreed, costs)
+        return costs
+
+    def _claim(self, nodes: Sequence[int]) -> list[int]:
         costs = [0] * self._storage.num_pool_groups
-        nodes = find_prefix(self._storage, self._geometry, self.digests, token_ids, max_blocks)
         if not nodes:
             return costs
         history = len(nodes) * self._geometry.tokens_per_block
@@ -143,11 +156,24 @@ class KVCache:
             claimed[stale.start : stale.stop] = [NONE] * len(stale)
             costs[self._storage.pool_group_of[group]] += self._storage.claim(group, _present(claimed))
             pages.extend(claimed)
+        # Only now, with all of them locked: a promotion may evict.
+        for group, pages in enumerate(self.pages):
+            self._storage.bring_up(group, _present(pages))
         self._set_lengths(history, len(nodes), nodes[-1])
         self._set_num_blocks(len(nodes))
         self.num_claimed = len(nodes)
         self._write_tables(0)
         return costs
+
+    def _clone(self, sources: Sequence[int], num_tokens: int, costs: list[int]) -> None:
+        for group, source in enumerate(sources):
+            costs[self._storage.pool_group_of[group]] += self._storage.clone_cost(source)
+            self._storage.moves.pin(source)
+        for group, source in enumerate(sources):
+            self.pages[group].append(self._storage.clone(group, source))
+        self._set_lengths(self.history + num_tokens, self.num_committed, self._leaf)
+        self._set_num_blocks(self.num_blocks + 1)
+        self._write_tables(self.num_claimed)
 
     def growth(self, num_blocks: int) -> list[int]:
         """Per layer group, the pages that `grow` would take: none for blocks that a transfer will not fill."""
@@ -270,13 +296,18 @@ class KVCache:
         """Take back positions that are not committed.
 
         Raises:
-            LogicError: they are committed, or more than there are.
+            LogicError: they are committed, more than there are, or what they see has left the window.
         """
         history = self.history - num_tokens
         if num_tokens < 0 or history < self.num_committed * self._geometry.tokens_per_block:
             kept = f"{self.num_committed} blocks are committed"
             msg = f"{self.request_id}: cannot rewind {num_tokens} of {self.history} positions: {kept}"
             raise LogicError(msg)
+        for group in self._groups:
+            stale = self._stale(group, history)
+            if any(page == NONE and block not in stale for block, page in enumerate(self.pages[group])):
+                msg = f"{self.request_id}: a query at position {history} sees pages that have left the window"
+                raise LogicError(msg)
         self._set_lengths(history, self.num_committed, self._leaf)
 
     def reserve(self, num_tokens: int) -> None:

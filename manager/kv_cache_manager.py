@@ -67,9 +67,7 @@ class KVCacheManagerV2:
         self.journal = Journal()
         self._config = config
         self._storage = StorageManager(geometry, self.journal)
-        self._caches = RequestCaches(
-            geometry, self._storage, self.journal, config.max_sequences, reuse=config.enable_block_reuse
-        )
+        self._caches = RequestCaches(geometry, self._storage, self.journal, config)
         self._leases = LeaseTable(self.journal)
         self._quarantine = QuarantineTable(self.journal)
         self._engine = engine or NoCopies()

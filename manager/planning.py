@@ -53,8 +53,7 @@ class Planner:
             return self.grow(cache, 0) if cache.is_suspended else self._grant(cache)
         if not self._caches.index_slots.free:
             return self._no_index_slot(request)
-        queried = len(request.token_ids)
-        cache, costs = self._open_cache(request, (queried - 1) // self._geometry.tokens_per_block, queried)
+        cache, costs = self._open_cache(request, len(request.token_ids) - 1, partial=True)
         return self._grant(cache, costs, reused_tokens=cache.history, index_slots=1)
 
     def suspend(self, request: CacheRequest) -> Grant | Refusal:
@@ -86,11 +85,12 @@ class Planner:
         if request.request_id in self._caches.by_request:
             msg = f"{request.request_id} has a cache already"
             raise LogicError(msg)
-        mark, size = len(self._journal), self._geometry.tokens_per_block
+        mark = len(self._journal)
         num_tokens = request.prompt_length + 1 + request.num_draft_tokens
         if not self._caches.index_slots.free:
             return self._no_index_slot(request)
-        cache, costs = self._open_cache(request, request.prompt_length // size, request.prompt_length)
+        # Whole blocks only: a transfer moves whole pages.
+        cache, costs = self._open_cache(request, request.prompt_length, partial=False)
         cache.reserve(request.prompt_length)
         grown = self.grow(cache, num_tokens)
         if isinstance(grown, Refusal):
@@ -100,9 +100,10 @@ class Planner:
             costs[cost.pool_group] += cost.pages
         return self._grant(cache, costs, tokens=grown.tokens, reused_tokens=cache.history, index_slots=1)
 
-    def _open_cache(self, request: CacheRequest, max_blocks: int, queried: int) -> tuple[KVCache, list[int]]:
-        cache, costs = self._caches.open(request, max_blocks)
-        before = Before(cache.num_blocks, is_new=True, queried_tokens=queried, hit_tokens=cache.history)
+    def _open_cache(self, request: CacheRequest, limit: int, *, partial: bool) -> tuple[KVCache, list[int]]:
+        cache, costs = self._caches.open(request, limit, partial=partial)
+        queried = len(request.token_ids)
+        before = Before(cache.num_claimed, is_new=True, queried_tokens=queried, hit_tokens=cache.history)
         self._plan.note_grant(request.request_id, before)
         return cache, costs
 

@@ -4,8 +4,10 @@ Only reads: a match is claimed by `KVCache`. A block counts when every layer gro
 to be dropped, and, where it lies in a lower tier, there is a place for it on the device.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 
 from manager.geometry import CacheGeometry, LayerGroup
 from manager.page import NONE, PageState
@@ -13,6 +15,7 @@ from manager.radix_tree import BlockDigests
 from manager.storage_manager import StorageManager
 
 _COMMITTED = int(PageState.COMMITTED)
+_MAX_CHILDREN = 64
 _HASHED_AHEAD = 64
 """Blocks hashed at a time: an uncached long prompt is not hashed to its end."""
 
@@ -94,3 +97,37 @@ def _promotable(storage: StorageManager, nodes: list[int]) -> list[int]:
         if min(left) < 0:
             return nodes[:place]
     return nodes
+
+
+def find_partial(
+    storage: StorageManager, digests: BlockDigests, nodes: Sequence[int], token_ids: Sequence[int], limit: int
+) -> tuple[list[int], int]:
+    """A cached block that begins as the one after `nodes` does, as far as `token_ids[:limit]`.
+
+    Returns:
+        Its page per layer group, and how many of its positions agree; no pages where none does, or where there is no
+        room for the copy. Of many children only the newest are looked at.
+    """
+    size = digests.tokens_per_block
+    first = len(nodes) * size
+    wanted = array("i", token_ids[first : min(limit, first + size)]).tobytes()
+    parent = nodes[-1] if nodes else storage.tree.by_digest.get(digests.root, NONE)
+    best, longest = NONE, 0
+    if parent != NONE and wanted:
+        for child in islice(storage.tree.children(parent), _MAX_CHILDREN):
+            agreed = _common_tokens(wanted, storage.tree.tokens(child))
+            if agreed > longest and all(_is_usable(storage, column[child]) for column in storage.tree.pages):
+                best, longest = child, agreed
+    if best == NONE:
+        return [], 0
+    pages = [column[best] for column in storage.tree.pages]
+    left = [storage.available(pool) for pool in range(storage.num_pool_groups)]
+    for group, page in enumerate(pages):
+        left[storage.pool_group_of[group]] -= storage.clone_cost(page)
+    return (pages, longest) if min(left) >= 0 else ([], 0)
+
+
+def _common_tokens(wanted: bytes, found: bytearray) -> int:
+    if found.startswith(wanted):
+        return len(wanted) // 4
+    return next(at for at, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]) // 4

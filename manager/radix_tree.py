@@ -26,16 +26,17 @@ class BlockDigests:
     """Digests of the full blocks of one request, computed once and only as far as needed.
 
     Attributes:
+        tokens_per_block: positions of a block.
         root: digest of the reuse scope, where the chain starts.
         chain: digest of each block hashed so far.
         packed: tokens of those blocks, int32.
     """
 
-    __slots__ = ("_tokens_per_block", "chain", "packed", "root")
+    __slots__ = ("chain", "packed", "root", "tokens_per_block")
 
     def __init__(self, scope: ReuseScope, tokens_per_block: int) -> None:
         """Hash nothing yet."""
-        self._tokens_per_block = tokens_per_block
+        self.tokens_per_block = tokens_per_block
         self.root = sha256(b"scope:" + scope.encode()).digest()[:_DIGEST_BYTES]
         self.chain: list[bytes] = []
         self.packed = bytearray()
@@ -45,7 +46,7 @@ class BlockDigests:
         chain = self.chain
         if num_blocks <= len(chain):
             return
-        size = self._tokens_per_block
+        size = self.tokens_per_block
         fresh = array("i", token_ids[len(chain) * size : num_blocks * size]).tobytes()
         self.packed += fresh
         width = size * _TOKEN_BYTES

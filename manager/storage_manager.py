@@ -106,14 +106,15 @@ class StorageManager:
         if self.pages.remove_locks(pages) != list(pages):
             msg = f"pages {list(pages)} taken in this plan are locked by others"
             raise LogicError(msg)
+        self._drop_clones(pages)
         self.pages.destroy(pages)
         return self.moves.evictions.give_back(self.pool_group_of[group], [self.pages.slot[page] for page in pages])
 
     def claim(self, group: int, pages: Sequence[int]) -> int:
-        """Lock committed pages for one more user, promoting those in lower tiers.
+        """Lock committed pages for one more user; `bring_up` promotes those in lower tiers, once all are locked.
 
         Returns:
-            Device slots that left `available`: cached pages that were pinned, and places of promoted ones.
+            Device slots that this takes from `available`: cached pages, and places of those to be promoted.
         """
         store = self.pool_group_of[group]
         locks, page_store = self.pages.locks, self.pages.store
@@ -121,9 +122,7 @@ class StorageManager:
         self.pages.add_locks(pages)
         for at in set(cached):
             self.eviction[at].add(-cached.count(at))
-        below = [page for page in pages if page_store[page] != store]
-        self.moves.promote(store, below)
-        return cached.count(store) + len(below)
+        return cached.count(store) + sum(page_store[page] != store for page in pages)
 
     def can_take_over(self, page: int, ours: int) -> bool:
         """Whether a private page can give way to a tree page of the same content."""
@@ -147,10 +146,22 @@ class StorageManager:
             As `untake`.
         """
         loose = self.pages.remove_locks(pages)
-        renamed = self.moves.unpromote(self.pool_group_of[group], loose)
-        for page in loose:
+        fills, locks = self.moves.copies.fills, self.pages.locks
+        promoted = [page for page in pages if page in fills and locks[page] == 1]
+        renamed = self.moves.unpromote(self.pool_group_of[group], promoted)
+        for page in (*loose, *promoted):
             self.eviction[self.pages.store[page]].put_back(page)
         return renamed
+
+    def clone(self, group: int, source: int) -> int:
+        """Make a private page that starts with the content of a pinned one; the caller has checked for room."""
+        (page,) = self.take(group, 1)
+        self.moves.copies.add_clone(page, source)
+        return page
+
+    def clone_cost(self, source: int) -> int:
+        """Device slots that a clone of this page takes from `available` until publish."""
+        return 1 + (self.moves.is_on_device(source) and not self.pages.locks[source])
 
     def release(self, pages: Sequence[int], priority: int) -> None:
         """End one user's locks. Committed pages become cached, `pages[0]` the first to go; private ones are freed.
@@ -173,6 +184,7 @@ class StorageManager:
 
     def free(self, pages: Sequence[int]) -> None:
         """Return the slots of unlocked pages that are in no tree."""
+        self._drop_clones(pages)
         self.pages.destroy(pages)
         for store in {self.pages.store[page] for page in pages}:
             slots = [self.pages.slot[page] for page in pages if self.pages.store[page] == store]
@@ -216,7 +228,7 @@ class StorageManager:
             self.moves.add_hold(page, -1)
 
     def bring_up(self, group: int, pages: Sequence[int]) -> int:
-        """Promote those of a resumed cache's pages that are in lower tiers; returns how many."""
+        """Promote those of a claimed or resumed cache's pages that are in lower tiers; returns how many."""
         store = self.pool_group_of[group]
         below = [page for page in pages if self.pages.store[page] != store]
         self.moves.promote(store, below)
@@ -238,6 +250,12 @@ class StorageManager:
             SlotCopy(fill.source_store, fill.source_slot, pages.store[page], pages.slot[page])
             for page, fill in self.moves.copies.fills.items()
         ]
+        # Behind the promotions, since a clone's source may be a promoted page.
+        fills += [
+            SlotCopy(pages.store[source], pages.slot[source], pages.store[page], pages.slot[page])
+            for page, source in self.moves.copies.clones.items()
+        ]
+        self._unpin_all()
         for store, evicted in enumerate(self.moves.evictions.evicted):
             dropped = [page for page in evicted if page not in self.moves.evictions.destinations]
             for page in dropped:
@@ -282,3 +300,18 @@ class StorageManager:
         """Tidy the eviction order; between transactions only."""
         for eviction in self.eviction:
             eviction.settle()
+
+    def _drop_clones(self, pages: Sequence[int]) -> None:
+        if self.moves.copies.clones:
+            for page in pages:
+                if page in self.moves.copies.clones:
+                    self.moves.drop_clone(page)
+
+    def _unpin_all(self) -> None:
+        """The copies are known: whoever was needed for them only is cached or free again."""
+        for page, count in list(self.moves.pins.items()):
+            loose = [self.moves.unpin(page) for _ in range(count)][-1]
+            if loose and self.pages.state[page] == _COMMITTED:
+                self.eviction[self.pages.store[page]].put_back(page)
+            elif loose:
+                self.free((page,))
