@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from configs import KVCacheConfig
 from manager.cache_request import CacheRequest
+from manager.digests import DigestMemo
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.ids import RequestId
 from manager.kv_cache import KVCache
 from manager.page import NONE
-from manager.radix_tree import BlockDigests
 from manager.storage.journal import Journal
 from manager.storage.slots import SlotAllocator
 from manager.storage_manager import StorageManager
@@ -39,6 +39,7 @@ class RequestCaches:
     """
 
     __slots__ = (
+        "_digests",
         "_full_groups_per_pool",
         "_geometry",
         "_journal",
@@ -62,6 +63,7 @@ class RequestCaches:
             sum(geometry.layer_groups[group].window is None for group in pool.layer_group_ids)
             for pool in geometry.pool_groups
         ]
+        self._digests = DigestMemo(geometry.tokens_per_block)
         self.by_request: dict[RequestId, KVCache] = {}
         self.index_slots = SlotAllocator(config.max_sequences, journal)
 
@@ -109,7 +111,7 @@ class RequestCaches:
         Returns:
             The cache, and per pool group the pages that this takes from what is available.
         """
-        digests = BlockDigests(request.reuse_scope, self._geometry.tokens_per_block)
+        digests = self._digests.of(request, limit)
         cache = KVCache(request.request_id, digests, self._geometry, self._storage, self._journal)
         cache.priority = request.priority
         cache.index_slot = self.index_slots.take(1)[0]
@@ -118,6 +120,11 @@ class RequestCaches:
         self.by_request[request.request_id] = cache
         self._journal.push((self._remove, (request.request_id,)))
         return cache, costs
+
+    def has_room(self, cache: KVCache, num_blocks: int) -> bool:
+        """Whether an active cache can grow by `num_blocks`; where not, `never_fits` and `shortage` say why."""
+        storage = self._storage
+        return all(count <= storage.available(pool) for pool, count in enumerate(cache.growth_per_pool(num_blocks)))
 
     def shortage(self, cache: KVCache, num_blocks: int) -> Shortage | None:
         """Whether bringing the cache to the device and `num_blocks` more would not fit, and where."""
@@ -138,10 +145,8 @@ class RequestCaches:
         return None
 
     def _needed(self, cache: KVCache, num_blocks: int) -> list[int]:
-        needed = cache.pages_below() if cache.is_suspended else [0] * self._storage.num_pool_groups
-        for group, count in enumerate(cache.growth(num_blocks)):
-            needed[self._storage.pool_group_of[group]] += count
-        return needed
+        growth = cache.growth_per_pool(num_blocks)
+        return [a + b for a, b in zip(growth, cache.pages_below(), strict=True)] if cache.is_suspended else growth
 
     def over_watermark(self, cache: KVCache, num_blocks: int, watermark: float) -> Shortage | None:
         """Whether resuming would leave more of the device in use than `watermark`; never while nothing runs."""
@@ -187,6 +192,7 @@ class RequestCaches:
         """Release everything; committed blocks stay cached."""
         cache.release()
         self._forget(cache)
+        self._digests.keep(cache.request_id)
 
     def revert(self, cache: KVCache, before: Before) -> None:
         """Take the cache back to what it was before this plan."""

@@ -136,6 +136,11 @@ class CacheGeometry:
             max_request_tokens=min(fitting, max_position),
         )
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether any layer group forgets."""
+        return any(group.window is not None for group in self.layer_groups)
+
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that cover [0, num_tokens)."""
         return -(-num_tokens // self.tokens_per_block)

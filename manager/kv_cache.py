@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from manager.block_tables import BlockTables
+from manager.digests import BlockDigests
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.ids import BlockOrdinal, LayerGroupId, RequestId, SlotId
 from manager.page import NONE, PageState
 from manager.page_location import PageLocation
-from manager.prefix_match import find_partial, find_prefix
-from manager.radix_tree import BlockDigests
+from manager.prefix_match import PrefixMatch, find_partial, find_prefix
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 
@@ -30,7 +30,7 @@ _COMMITTED = int(PageState.COMMITTED)
 
 def _present(pages: Sequence[int]) -> list[int]:
     """Without those that left the window."""
-    return [page for page in pages if page != NONE]
+    return [page for page in pages if page != NONE] if NONE in pages else list(pages)
 
 
 def _overlap(span: range, other: range) -> range:
@@ -67,6 +67,7 @@ class KVCache:
     __slots__ = (
         "_geometry",
         "_groups",
+        "_has_windows",
         "_journal",
         "_leaf",
         "_num_passed",
@@ -109,6 +110,7 @@ class KVCache:
         self.reserved_tokens = 0
         self.pages: list[list[int]] = [[] for _ in geometry.layer_groups]
         self._groups = range(len(geometry.layer_groups))
+        self._has_windows = geometry.has_windows
         # Per layer group, blocks before this one have been looked at when they left the window.
         self._num_passed = [0] * len(geometry.layer_groups)
         self._leaf = NONE
@@ -136,29 +138,29 @@ class KVCache:
             Per pool group, the pages that this takes from what is available.
         """
         size = self._geometry.tokens_per_block
-        nodes = find_prefix(self._storage, self._geometry, self.digests, token_ids, limit // size)
-        costs = self._claim(nodes)
+        match = find_prefix(self._storage, self._geometry, self.digests, token_ids, limit // size)
+        costs = self._claim(match)
         if partial:
-            sources, agreed = find_partial(self._storage, self.digests, nodes, token_ids, limit)
+            sources, agreed = find_partial(self._storage, self.digests, match.nodes, token_ids, limit)
             if agreed:
                 self._clone(sources, agreed, costs)
         return costs
 
-    def _claim(self, nodes: Sequence[int]) -> list[int]:
-        costs = [0] * self._storage.num_pool_groups
+    def _claim(self, match: PrefixMatch) -> list[int]:
+        costs, nodes = [0] * self._storage.num_pool_groups, match.nodes
         if not nodes:
             return costs
         history = len(nodes) * self._geometry.tokens_per_block
-        for group, pages in enumerate(self.pages):
-            column = self._storage.tree.pages[group]
-            claimed = [column[node] for node in nodes]
-            stale = self._stale(group, history)
-            claimed[stale.start : stale.stop] = [NONE] * len(stale)
+        for group, claimed in enumerate(match.pages):
+            if self._has_windows:
+                stale = self._stale(group, history)
+                claimed[stale.start : stale.stop] = [NONE] * len(stale)
             costs[self._storage.pool_group_of[group]] += self._storage.claim(group, _present(claimed))
-            pages.extend(claimed)
-        # Only now, with all of them locked: a promotion may evict.
-        for group, pages in enumerate(self.pages):
-            self._storage.bring_up(group, _present(pages))
+        self.pages = match.pages
+        if self._storage.has_lower_tiers:
+            # Only now, with all of them locked: a promotion may evict.
+            for group, pages in enumerate(self.pages):
+                self._storage.bring_up(group, _present(pages))
         self._set_lengths(history, len(nodes), nodes[-1])
         self._set_num_blocks(len(nodes))
         self.num_claimed = len(nodes)
@@ -175,10 +177,16 @@ class KVCache:
         self._set_num_blocks(self.num_blocks + 1)
         self._write_tables(self.num_claimed)
 
-    def growth(self, num_blocks: int) -> list[int]:
-        """Per layer group, the pages that `grow` would take: none for blocks that a transfer will not fill."""
+    def growth_per_pool(self, num_blocks: int) -> list[int]:
+        """Per pool group, the pages that `grow` would take: none for blocks that a transfer will not fill."""
+        if not self._has_windows or not self.reserved_tokens:
+            return [num_blocks * groups for groups in self._storage.groups_per_pool]
         span = range(self.num_blocks, self.num_blocks + num_blocks)
-        return [num_blocks - len(_overlap(span, self._stale(group, self.reserved_tokens))) for group in self._groups]
+        costs = [0] * self._storage.num_pool_groups
+        for group in self._groups:
+            gone = _overlap(span, self._stale(group, self.reserved_tokens))
+            costs[self._storage.pool_group_of[group]] += num_blocks - len(gone)
+        return costs
 
     def grow(self, num_blocks: int) -> list[int]:
         """Add private blocks. The caller has checked that they are available.
@@ -187,17 +195,18 @@ class KVCache:
             Per pool group, the pages taken.
         """
         first = self.num_blocks
-        costs = [0] * self._storage.num_pool_groups
-        for group, count in enumerate(self.growth(num_blocks)):
-            pages = self.pages[group]
-            gone = _overlap(range(first, first + num_blocks), self._stale(group, self.reserved_tokens))
-            taken = self._storage.take(group, count)
-            costs[self._storage.pool_group_of[group]] += count
-            at = gone.start - first
-            pages.extend([*taken[:at], *[NONE] * len(gone), *taken[at:]] if gone else taken)
+        span = range(first, first + num_blocks)
+        for group, pages in enumerate(self.pages):
+            gone = _overlap(span, self._stale(group, self.reserved_tokens)) if self._has_windows else range(0)
+            taken = self._storage.take(group, num_blocks - len(gone))
+            if gone:
+                at = gone.start - first
+                taken = [*taken[:at], *[NONE] * len(gone), *taken[at:]]
+            pages.extend(taken)
             self._journal.push((self._trim, (group, first)))
+            self._tables.write(group, first, taken)
+        costs = self.growth_per_pool(num_blocks)
         self._set_num_blocks(first + num_blocks)
-        self._write_tables(first)
         return costs
 
     def ungrow(self, num_blocks: int) -> list[int]:
@@ -277,20 +286,22 @@ class KVCache:
         Raises:
             LogicError: beyond capacity, beyond the known tokens, or backwards.
         """
-        if not self.history <= history <= min(self.capacity, len(token_ids)):
+        size, before = self._geometry.tokens_per_block, self.history
+        if not before <= history <= self.num_blocks * size or history > len(token_ids):
             msg = (
-                f"{self.request_id}: history {self.history} -> {history} with capacity {self.capacity} "
+                f"{self.request_id}: history {before} -> {history} with capacity {self.capacity} "
                 f"and {len(token_ids)} known tokens"
             )
             raise LogicError(msg)
-        self._set_lengths(history, self.num_committed, self._leaf)
-        full = history // self._geometry.tokens_per_block
+        self._journal.push((self._put_history, (before,)))
+        self.history = history
+        full = history // size
         if reuse and full > self.num_committed:
             self.digests.extend(token_ids, full)
             self._commit(full)
-        # Drafts can be rewound to the last committed block, or by one block where nothing is committed.
-        size = self._geometry.tokens_per_block
-        self._leave_window(self.num_committed * size if reuse else history - size)
+        if self._has_windows:
+            # Drafts can be rewound to the last committed block, or by one block where nothing is committed.
+            self._leave_window(self.num_committed * size if reuse else history - size)
 
     def rewind(self, num_tokens: int) -> None:
         """Take back positions that are not committed.
@@ -333,8 +344,8 @@ class KVCache:
 
     def release(self) -> None:
         """Let every page go, deepest block first, so that no block outlives its parent in the cache."""
-        if len(self.pages) == 1:
-            present = _present(self.pages[0])[::-1]
+        if not self._has_windows and len(self.pages) == 1:
+            present = self.pages[0][::-1]
         else:  # by block, since layer groups can share a store
             present = [page for block in zip(*self.pages, strict=True) for page in block if page != NONE][::-1]
         if self.is_suspended:
@@ -365,18 +376,31 @@ class KVCache:
         while block < full:
             node = tree.by_digest.get(digests.chain[block], NONE)
             if node == NONE:
-                node = tree.insert(leaf, digests, block)
-            elif not tree.matches(node, leaf, digests, block):
-                break  # A digest that means two things: the rest of this cache stays private.
-            if not all(self._can_commit(group, node, block) for group in range(len(self.pages))):
+                # A node that is missing has no children, so the rest is missing, too.
+                nodes = tree.insert_chain(leaf, digests, block, full)
+                self._commit_new(nodes, block)
+                block, leaf = full, nodes[-1]
                 break
-            for group in range(len(self.pages)):
+            if not tree.matches(node, leaf, digests, block):
+                break  # A digest that means two things: the rest of this cache stays private.
+            if not all(self._can_commit(group, node, block) for group in self._groups):
+                break
+            for group in self._groups:
                 self._commit_page(group, node, block)
             leaf = node
             block += 1
         tree.prune(leaf)
         if block > self.num_committed:
             self._set_lengths(self.history, block, leaf)
+
+    def _commit_new(self, nodes: list[int], first: int) -> None:
+        for group in self._groups:
+            pages = self.pages[group][first : first + len(nodes)]
+            if NONE in pages:
+                present = [place for place, page in enumerate(pages) if page != NONE]
+                self._storage.commit_pages(group, [nodes[at] for at in present], [pages[at] for at in present])
+            else:
+                self._storage.commit_pages(group, nodes, pages)
 
     def _can_commit(self, group: int, node: int, block: int) -> bool:
         """Not where a lease needs our page and the tree's is in a lower tier: the block stays private until later."""
@@ -394,7 +418,7 @@ class KVCache:
         if ours == NONE:
             return
         if present == NONE:
-            storage.commit_page(group, node, ours)
+            storage.commit_pages(group, (node,), (ours,))
             return
         if storage.num_below((present,)):
             storage.take_over(group, present, ours)
@@ -428,6 +452,9 @@ class KVCache:
     def _set_lengths(self, history: int, num_committed: int, leaf: int) -> None:
         self._journal.push((self._put_lengths, (self.history, self.num_committed, self._leaf)))
         self._put_lengths(history, num_committed, leaf)
+
+    def _put_history(self, history: int) -> None:
+        self.history = history
 
     def _put_lengths(self, history: int, num_committed: int, leaf: int) -> None:
         self.history = history
