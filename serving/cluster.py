@@ -19,9 +19,12 @@ import ray
 from configs import DeploymentConfig
 from scheduler.messages import WorkerRegistration
 from scheduler.spec import Term
-from serving.actors import CENTRAL_NAME, ActorPlace, CentralActor, DoorActor, WorkerActor
+from serving.actors.central_actor import CentralActor
+from serving.actors.directory import CENTRAL_NAME, ActorPlace
+from serving.actors.door_actor import DoorActor
+from serving.actors.worker_actor import WorkerActor
 from serving.run_folder import RUN_ID_VARIABLE, RunFolder, sweep
-from serving.workers.assembly import WorkerPlan, worker_names
+from serving.workers.worker_plan import WorkerPlan, worker_names
 
 _log = logging.getLogger("pdserve.cluster")
 _DOOR_NAME = "door-0"
