@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from configs import ModelConfig
 from serving.engine.errors import ModelFileError
 
@@ -109,9 +111,19 @@ def check_model_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ModelFileError(folder, "is not a folder")
     load_model_config(folder)
-    weight_files(folder)
+    for file in weight_files(folder):
+        _check_weight_file(file)
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
         read_json_object(folder / name)
+
+
+def _check_weight_file(file: Path) -> None:
+    """Compare the header with the file's size, so that a half copied file is refused before workers start."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(file, f"is damaged or not a safetensors file ({error})") from error
 
 
 def model_fingerprint(folder: Path) -> str:

@@ -104,3 +104,11 @@ def test_the_fingerprint_depends_on_weights_and_configuration_but_not_on_the_pla
 
     assert prints["first"] == prints["copy"]
     assert len(set(prints.values())) == 3
+
+
+def test_a_weight_file_that_was_cut_short_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelFileError, match=r"model\.safetensors.*damaged"):
+        check_model_folder(folder)
