@@ -38,6 +38,7 @@ from scheduler.step_completion import StepCompletion
 
 _COUNTER_NAMES = (
     "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps", "late_signals",
+    "duplicate_deferrals",
 )  # fmt: skip
 
 
@@ -52,7 +53,6 @@ class KVCacheV2Scheduler:
         shape: CacheShape,
         *,
         window: TransferWindow | None = None,
-        arrivals_per_priority: int = 64,
     ) -> None:
         """Collaborators of one worker.
 
@@ -62,7 +62,6 @@ class KVCacheV2Scheduler:
             role: what the worker computes.
             shape: the cache's sizes, see `CacheShape`.
             window: bytes that may be on their way here; None is without limit.
-            arrivals_per_priority: see `Ordering`.
         """
         self._config = config
         self._manager = manager
@@ -71,7 +70,7 @@ class KVCacheV2Scheduler:
         self._window: TransferWindow = TransferAdmission(None) if window is None else window
         self._reckoning = PageReckoning(shape, config)
         self._counters: Counter[str] = Counter(dict.fromkeys(_COUNTER_NAMES, 0))
-        self._table = RequestTable(Ordering(arrivals_per_priority))
+        self._table = RequestTable(Ordering(config.arrivals_per_priority))
         self._effects = PassEffects(self._table, self._counters)
         self._outcomes = HandoffOutcomes(manager, self._table, self._window, self._counters)
         self._completion = StepCompletion(manager, self._table, role, max_step_retries=config.max_step_retries)
@@ -219,23 +218,16 @@ class KVCacheV2Scheduler:
 
     def _run_planners(self, plan: IterationPass) -> None:
         config, table = self._config, self._table
-        GenerationPlanner(plan, table).run()
+        GenerationPlanner(plan, table, fresh_first=config.fresh_generation_first).run()
         OfferPlanner(plan, table, self._reckoning, self._window, config.max_batch_size).run(self._starved)
-        ContextPlanner(
-            plan,
-            table,
-            self._reckoning,
-            chunk_unit=config.chunk_unit_tokens,
-            max_requests=config.max_batch_size,
-            context_only=self._role is WorkerRole.CONTEXT,
-        ).run()
+        ContextPlanner(plan, table, self._reckoning, config, context_only=self._role is WorkerRole.CONTEXT).run()
 
     def _undo(self, decisions: PassDecisions) -> None:
         """Take back what a pass took outside the manager: window bytes, and places in the waiting line."""
         for request in decisions.reserved:
             self._window.release(request.request_id)
-        for request in decisions.started:
-            self._table.waiting.push(request)
+        decisions.started.clear()
+        self._table.return_to_line(decisions.out_of_line)
 
     def _after_pass(self, decisions: PassDecisions, output: SchedulerOutput) -> None:
         self._starved = None if decisions.chunks else self._table.first_context_in_line()

@@ -89,7 +89,7 @@ class OfferPlanner:
         plan = self._plan
         plan.budget.commit(grant)
         growing = (
-            *plan.decisions.generations,
+            *plan.decisions.decoding(),
             *self._table.receiving.values(),
             *plan.decisions.reserved,
             offer.request,

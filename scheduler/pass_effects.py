@@ -36,6 +36,8 @@ class PassEffects:
             return SchedulerOutput(self._counters["iterations"], deferred=tuple(decisions.deferred))
         for request in decisions.started:
             self._table.move_to_contexts(request)
+        started = {request.request_id for request in decisions.started}
+        self._table.return_to_line(r for r in decisions.out_of_line if r.request_id not in started)
         for request, reused_tokens in decisions.claims:
             request.num_reused_tokens = reused_tokens
         num_suspended = sum(self._push_out(*entry, now_s) for entry in decisions.pushed_out.values())
@@ -51,10 +53,12 @@ class PassEffects:
         self._counters["suspensions"] += num_suspended
         self._counters["recomputes"] += num_recomputed
         self._counters["resumes"] += len(decisions.resumed)
+        self._counters["duplicate_deferrals"] += decisions.num_duplicates
         return SchedulerOutput(
             iteration=self._counters["iterations"],
             contexts=tuple(decisions.chunks),
-            generations=tuple(decisions.generations),
+            generations=tuple(decisions.decoding()),
+            draft_lengths=tuple(length for _, length in decisions.generations.values()),
             reserved=tuple(decisions.reserved),
             deferred=tuple(decisions.deferred),
             failed=tuple(decisions.failed),

@@ -109,6 +109,10 @@ class Request:
         self._token_ids.append(token_id)
         return position
 
+    def take_back_tokens(self, count: int) -> None:
+        """Forget the last `count` tokens: the step that brought them could not be completed."""
+        del self._token_ids[len(self._token_ids) - count :]
+
     @property
     def is_terminal(self) -> bool:
         """Whether the attempt has ended on this worker."""
@@ -125,3 +129,44 @@ class Request:
     def __repr__(self) -> str:
         """Short, for logs and assertion messages."""
         return f"Request({self.attempt_id} {self.spec.uid} {self.state} tokens={len(self._token_ids)})"
+
+
+@dataclass(frozen=True, slots=True)
+class WithDrafts:
+    """A request as the manager should see it for one call: with another draft length.
+
+    The request keeps its own wish, so that a refusal leaves no draft length behind (V3).
+    """
+
+    request: Request
+    num_draft_tokens: int
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request's."""
+        return self.request.request_id
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The request's."""
+        return self.request.token_ids
+
+    @property
+    def prompt_length(self) -> int:
+        """The request's."""
+        return self.request.prompt_length
+
+    @property
+    def reuse_scope(self) -> ReuseScope:
+        """The request's."""
+        return self.request.reuse_scope
+
+    @property
+    def adapter_id(self) -> AdapterId | None:
+        """The request's."""
+        return self.request.adapter_id
+
+    @property
+    def priority(self) -> int:
+        """The request's."""
+        return self.request.priority

@@ -11,7 +11,7 @@ Beside them: pages that outlive their attempt, `quarantined` (reads may still wr
 leases of cancelled contexts. Refuses to know the manager: the callers move pages and places together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from manager import LeaseId, RequestId
@@ -78,6 +78,11 @@ class RequestTable:
         self.contexts.pop(request.request_id, None)
         self.receiving.pop(request.request_id, None)
         self.generations[request.request_id] = request
+
+    def return_to_line(self, requests: Iterable[Request]) -> None:
+        """They were looked at and go back to where they stood; the line is as if they had never left."""
+        for request in requests:
+            self.waiting.push(request)
 
     def move_to_contexts(self, request: Request) -> None:
         """It left the waiting line, or lost its pages and computes its tokens again."""

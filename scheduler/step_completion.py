@@ -41,22 +41,40 @@ class StepCompletion:
         chunks = [chunk for chunk in output.contexts if not chunk.request.is_terminal]
         generations = [request for request in output.generations if not request.is_terminal]
         drawing = self._drawing(output.iteration, chunks, generations, drawn)
-        leases: dict[RequestId, PageLease] = {}
-        with TransactionScope(self._manager.begin_complete()):
-            for chunk in chunks:
-                self._manager.advance(chunk.request, chunk.num_tokens)
+        _check_accepted(output, drawn)
+        # Blocks are committed under the tokens that a request knows, so accepted drafts are known first.
+        for request in generations:
+            for token_id in drawn[request.request_id].accepted_token_ids:
+                request.append_token(token_id)
+        try:
+            leases = self._advance(chunks, generations, drawing)
+        except BaseException:
             for request in generations:
-                self._manager.advance(request, 1)
-            for request, _, event in drawing:
-                if event is AttemptEvent.CONTEXT_LEASED:
-                    leases[request.request_id] = self._manager.grant_lease(request)
-                if event is AttemptEvent.CONTEXT_LEASED or event in _ENDINGS:
-                    self._manager.free_resources(request)
+                request.take_back_tokens(len(drawn[request.request_id].accepted_token_ids))
+            raise
         for chunk in chunks:
             chunk.request.failed_steps = 0
             if not chunk.is_last:
                 chunk.request.on_event(AttemptEvent.CHUNK_DONE, now_s)
         return self._apply_drawn(drawing, leases, now_s)
+
+    def _advance(
+        self, chunks: list[ContextChunk], generations: list[Request], drawing: list[_Drawing]
+    ) -> dict[RequestId, PageLease]:
+        """The manager's half of a completed step, in one transaction."""
+        leases: dict[RequestId, PageLease] = {}
+        num_accepted = {request.request_id: len(token.accepted_token_ids) for request, token, _ in drawing}
+        with TransactionScope(self._manager.begin_complete()):
+            for chunk in chunks:
+                self._manager.advance(chunk.request, chunk.num_tokens)
+            for request in generations:
+                self._manager.advance(request, 1 + num_accepted[request.request_id])
+            for request, _, event in drawing:
+                if event is AttemptEvent.CONTEXT_LEASED:
+                    leases[request.request_id] = self._manager.grant_lease(request)
+                if event is AttemptEvent.CONTEXT_LEASED or event in _ENDINGS:
+                    self._manager.free_resources(request)
+        return leases
 
     def abandon(self, output: SchedulerOutput, now_s: float) -> AbandonedStep:
         """The step failed: no history moves; its requests run again, or fail after too many failures (V22).
@@ -111,6 +129,9 @@ class StepCompletion:
         tokens, leased, finished = [], [], []
         for request, token, event in drawing:
             request.failed_steps = 0
+            accepted = token.accepted_token_ids
+            first = request.num_generated - len(accepted)
+            tokens += [(request, first + place, DrawnToken(token_id)) for place, token_id in enumerate(accepted)]
             tokens.append((request, request.append_token(token.token_id), token))
             request.on_event(event, now_s)
             if event in _ENDINGS:
@@ -123,3 +144,16 @@ class StepCompletion:
             elif event is AttemptEvent.CONTEXT_DONE_HERE:
                 table.move_to_generations(request)
         return CompletedStep(tokens=tuple(tokens), leases=tuple(leased), finished=tuple(finished))
+
+
+def _check_accepted(output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken]) -> None:
+    """No request accepts more drafts than the step had rows for. Raises CallOutOfTurn."""
+    lengths = dict.fromkeys(drawn, 0)
+    pairs = zip(output.generations, output.draft_lengths or [0] * len(output.generations), strict=True)
+    lengths.update((request.request_id, length) for request, length in pairs)
+    for request_id, token in drawn.items():
+        if len(token.accepted_token_ids) > lengths[request_id]:
+            msg = (
+                f"{request_id}: {len(token.accepted_token_ids)} drafts accepted, but the step had {lengths[request_id]}"
+            )
+            raise CallOutOfTurn(msg)
