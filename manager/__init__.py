@@ -12,6 +12,7 @@ from manager.errors import (
     LogicError,
     ManagerError,
 )
+from manager.geometry import CacheGeometry, LayerGroup, LayerSpec, PoolGroup
 from manager.grants import Grant, PageCost, Refusal, RefusalReason
 from manager.ids import (
     AdapterId,
@@ -38,6 +39,7 @@ from manager.interface import (
     Savepoint,
     Transaction,
 )
+from manager.kv_cache_manager import KVCacheManagerV2
 from manager.page_location import PageLease, PageLocation
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "Availability",
     "BlockOrdinal",
     "CacheConfigError",
+    "CacheGeometry",
     "CacheRequest",
     "CapacityError",
     "CorruptedError",
@@ -52,8 +55,11 @@ __all__ = [
     "Grant",
     "IndexSlot",
     "KVCacheManager",
+    "KVCacheManagerV2",
+    "LayerGroup",
     "LayerGroupId",
     "LayerId",
+    "LayerSpec",
     "LeaseId",
     "LogicError",
     "ManagerError",
@@ -62,6 +68,7 @@ __all__ = [
     "PageCounts",
     "PageLease",
     "PageLocation",
+    "PoolGroup",
     "PoolGroupId",
     "Refusal",
     "RefusalReason",

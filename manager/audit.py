@@ -1,0 +1,347 @@
+"""`audit` recomputes the manager's state from its smallest facts and compares (M6); `take_snapshot` writes it down.
+
+Both only read. The audit derives locks from caches and leases, free lists from pages, cached counts from
+states, digests from tokens; the first difference is a CorruptedError that names the invariant.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from manager.errors import CorruptedError
+from manager.geometry import CacheGeometry
+from manager.ids import LeaseId, RequestId
+from manager.kv_cache import CacheStatus, KVCache
+from manager.lease import LeaseTable, QuarantineTable
+from manager.page import NONE, PageState
+from manager.storage.slots import SlotAllocator
+from manager.storage_manager import StorageManager
+from manager.transaction import PublishedCounts
+
+_DIGEST_BYTES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerParts:
+    """What a manager is made of."""
+
+    geometry: CacheGeometry
+    storage: StorageManager
+    caches: Mapping[RequestId, KVCache]
+    index_slots: SlotAllocator
+    leases: LeaseTable
+    quarantine: QuarantineTable
+    counts: PublishedCounts
+
+
+def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
+    if not condition:
+        raise CorruptedError(message)
+
+
+# -- audit ---------------------------------------------------------------------------------------------
+
+
+def audit(parts: ManagerParts) -> None:
+    """Check every invariant; also inside an open transaction.
+
+    Raises:
+        CorruptedError: names the first that does not hold.
+    """
+    _audit_slots(parts)
+    _audit_locks(parts)
+    _audit_states(parts)
+    _audit_tree(parts)
+    for request_id, cache in parts.caches.items():
+        _require(cache.request_id == request_id, f"cache of {cache.request_id} is filed under {request_id}")
+        _audit_cache(parts, cache)
+    _audit_index_slots(parts)
+
+
+def _audit_slots(parts: ManagerParts) -> None:
+    """Every slot is free, or holds exactly one page."""
+    pages = parts.storage.pages
+    holders: list[list[int]] = [[] for _ in parts.storage.slots]
+    for page in pages.live():
+        if pages.state[page] != PageState.LEAVING:
+            holders[pages.store[page]].append(pages.slot[page])
+    for store, slots in enumerate(parts.storage.slots):
+        found = sorted([*slots.free, *holders[store]])
+        if found != list(range(slots.num_slots)):
+            twice = [slot for slot, count in Counter(found).items() if count > 1]
+            lost = sorted(set(range(slots.num_slots)) - set(found))
+            msg = f"slots of store {store}: lost {lost[:8]}, in two places {twice[:8]}"
+            raise CorruptedError(msg)
+
+
+def _audit_locks(parts: ManagerParts) -> None:
+    """Locks are what caches and leases account for, nothing else."""
+    pages = parts.storage.pages
+    expected: Counter[int] = Counter()
+    for cache in parts.caches.values():
+        for group_pages in cache.pages:
+            expected.update(page for page in group_pages if page != NONE)
+    for held in parts.leases.values():
+        for held_pages in held.pages:
+            expected.update(held_pages)
+    for page, locks in enumerate(pages.locks):
+        _require(locks == expected[page], f"page {page} has {locks} locks, its users account for {expected[page]}")
+
+
+def _audit_states(parts: ManagerParts) -> None:
+    """States agree with locks, tree, quarantine and the counts of cached pages."""
+    storage, pages = parts.storage, parts.storage.pages
+    quarantined = [
+        page for held in parts.quarantine.by_request().values() for group_pages in held.pages for page in group_pages
+    ]
+    cached: list[set[int]] = [set() for _ in storage.slots]
+    seen_quarantined = set()
+    for page in pages.live():
+        state, locks, node = PageState(pages.state[page]), pages.locks[page], pages.node[page]
+        if state in (PageState.COMMITTED, PageState.LEAVING):
+            _require(
+                node != NONE and storage.tree.pages[pages.group[page]][node] == page,
+                f"{state.name} page {page} is not the page of its node {node}",
+            )
+        if state == PageState.COMMITTED and not locks:
+            cached[pages.store[page]].add(page)
+        _require(state != PageState.PRIVATE or locks > 0, f"private page {page} belongs to nobody")
+        _require(state != PageState.LEAVING or not locks, f"leaving page {page} has {locks} locks")
+        if state == PageState.QUARANTINED:
+            seen_quarantined.add(page)
+    _require(seen_quarantined == set(quarantined), "quarantined pages differ from the quarantine table")
+    for store, eviction in enumerate(storage.eviction):
+        order = list(eviction.order())
+        _require(len(order) == len(set(order)), f"store {store}: a page is twice in the eviction order")
+        _require(set(order) == cached[store], f"store {store}: eviction order and cached pages differ")
+        _require(
+            eviction.evictable == len(order), f"store {store}: counts {eviction.evictable} cached, has {len(order)}"
+        )
+
+
+def _audit_tree(parts: ManagerParts) -> None:
+    """Links agree in both directions, digests follow from tokens, nothing empty is kept."""
+    storage, tree = parts.storage, parts.storage.tree
+    reached = 0
+    for digest, node in tree.by_digest.items():
+        _require(tree.digest(node) == digest, f"node {node} is filed under another digest")
+        children = list(tree.children(node))
+        reached += len(children)
+        for child in children:
+            _require(
+                tree.parent[child] == node, f"node {child} is a child of {node} but has parent {tree.parent[child]}"
+            )
+            expected = sha256(digest + tree.tokens(child)).digest()[:_DIGEST_BYTES]
+            _require(tree.digest(child) == expected, f"digest of node {child} does not follow from its tokens")
+        _require(bool(children) or tree.has_page(node), f"node {node} has neither page nor child")
+        for group, column in enumerate(tree.pages):
+            page = column[node]
+            _require(
+                page == NONE or (storage.pages.node[page] == node and storage.pages.group[page] == group),
+                f"node {node} has page {page} of layer group {group}, which is not its",
+            )
+    roots = sum(tree.parent[node] == NONE for node in tree.by_digest.values())
+    _require(reached + roots == len(tree.by_digest), "nodes that no root leads to")
+
+
+def _audit_cache(parts: ManagerParts, cache: KVCache) -> None:
+    """Lengths, pages, nodes and block tables of one cache."""
+    name, size, pages = cache.request_id, parts.geometry.tokens_per_block, parts.storage.pages
+    _require(
+        cache.num_committed * size <= cache.history <= cache.capacity,
+        f"{name}: committed {cache.num_committed} blocks, history {cache.history}, capacity {cache.capacity}",
+    )
+    _require(
+        (cache.num_committed == 0) == (cache.leaf == NONE),
+        f"{name}: {cache.num_committed} committed, leaf {cache.leaf}",
+    )
+    for group, group_pages in enumerate(cache.pages):
+        _require(
+            len(group_pages) == cache.num_blocks,
+            f"{name}: {len(group_pages)} pages in layer group {group} for {cache.num_blocks} blocks",
+        )
+        node = cache.leaf
+        for block in range(cache.num_committed - 1, -1, -1):
+            page = group_pages[block]
+            _require(page == NONE or pages.node[page] == node, f"{name}: block {block} is not on its path in the tree")
+            node = parts.storage.tree.parent[node]
+        for block, page in enumerate(group_pages):
+            if page == NONE:
+                continue
+            expected = PageState.COMMITTED if block < cache.num_committed else PageState.PRIVATE
+            _require(
+                pages.state[page] == expected, f"{name}: block {block} of layer group {group} is not {expected.name}"
+            )
+        slots = [NONE if page == NONE else pages.slot[page] for page in group_pages]
+        _require(cache.block_table(group).tolist() == slots, f"{name}: block table of layer group {group} is stale")
+
+
+def _audit_index_slots(parts: ManagerParts) -> None:
+    """Active caches have one index slot each, suspended ones none."""
+    taken = []
+    for cache in parts.caches.values():
+        _require(
+            (cache.index_slot == NONE) == (cache.status == CacheStatus.SUSPENDED),
+            f"{cache.request_id} is {cache.status} with index slot {cache.index_slot}",
+        )
+        if cache.index_slot != NONE:
+            taken.append(cache.index_slot)
+    found = sorted([*parts.index_slots.free, *taken])
+    _require(found == list(range(parts.index_slots.num_slots)), f"index slots: taken {taken}, rest is not free")
+
+
+# -- snapshot ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PageView:
+    """One page as a value; `slot` is NONE in a snapshot without slot names."""
+
+    store: int
+    slot: int
+    state: PageState
+    locks: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One tree node, in depth-first order; children newest first."""
+
+    depth: int
+    digest: bytes
+    pages: tuple[PageView | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """One cache as a value."""
+
+    request_id: RequestId
+    status: CacheStatus
+    priority: int
+    lengths: tuple[int, int, int, int]
+    """history, blocks with a place, committed blocks, claimed blocks."""
+    index_slot: int
+    reserved_tokens: int
+    pages: tuple[tuple[PageView | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerSnapshot:
+    """Everything that a rollback restores, order included.
+
+    Attributes:
+        free: per store, free slots in order; without slot names their number.
+        cached: per store and priority, (digest, layer group, page) of cached pages, next victim first.
+    """
+
+    free: tuple[tuple[int, ...], ...]
+    cached: tuple[tuple[tuple[int, tuple[tuple[bytes, int, PageView], ...]], ...], ...]
+    tree: tuple[NodeView, ...]
+    caches: tuple[CacheView, ...]
+    free_index_slots: tuple[int, ...]
+    leases: tuple[tuple[LeaseId, RequestId, tuple[tuple[PageView, ...], ...]], ...]
+    quarantined: tuple[tuple[RequestId, tuple[tuple[PageView, ...], ...]], ...]
+    counts: tuple[int, int, int]
+
+    def without_slot_names(self) -> "ManagerSnapshot":
+        """The same with every slot and index slot unnamed: equal for two runs that took other slots."""
+        return replace(
+            self,
+            free=tuple((len(slots),) for slots in self.free),
+            cached=tuple(
+                tuple((lane, tuple((d, g, _unnamed(page)) for d, g, page in entries)) for lane, entries in store)
+                for store in self.cached
+            ),
+            tree=tuple(
+                replace(node, pages=tuple(None if page is None else _unnamed(page) for page in node.pages))
+                for node in self.tree
+            ),
+            caches=tuple(_unnamed_cache(cache) for cache in self.caches),
+            free_index_slots=(len(self.free_index_slots),),
+            leases=tuple(
+                (lease_id, request_id, tuple(tuple(map(_unnamed, group)) for group in pages))
+                for lease_id, request_id, pages in self.leases
+            ),
+            quarantined=tuple(
+                (request_id, tuple(tuple(map(_unnamed, group)) for group in pages))
+                for request_id, pages in self.quarantined
+            ),
+        )
+
+
+def _unnamed(page: PageView) -> PageView:
+    return replace(page, slot=NONE)
+
+
+def _unnamed_cache(cache: CacheView) -> CacheView:
+    pages = tuple(tuple(None if page is None else _unnamed(page) for page in group) for group in cache.pages)
+    return replace(cache, index_slot=min(cache.index_slot, 0), pages=pages)
+
+
+def take_snapshot(parts: ManagerParts) -> ManagerSnapshot:
+    """Write the present state down; slow, for tests and state dumps."""
+    storage = parts.storage
+    return ManagerSnapshot(
+        free=tuple(tuple(slots.free) for slots in storage.slots),
+        cached=tuple(_cached(storage, store) for store in range(len(storage.slots))),
+        tree=tuple(_tree(storage)),
+        caches=tuple(_cache(storage, cache) for _, cache in sorted(parts.caches.items())),
+        free_index_slots=tuple(parts.index_slots.free),
+        leases=tuple(
+            (lease_id, held.request_id, tuple(_views(storage, pages) for pages in held.pages))
+            for lease_id, held in parts.leases.items()
+        ),
+        quarantined=tuple(
+            (request_id, tuple(_views(storage, pages) for pages in held.pages))
+            for request_id, held in sorted(parts.quarantine.by_request().items())
+        ),
+        counts=(parts.counts.queried_tokens, parts.counts.hit_tokens, parts.counts.suspensions),
+    )
+
+
+def _view(storage: StorageManager, page: int) -> PageView:
+    pages = storage.pages
+    return PageView(pages.store[page], pages.slot[page], PageState(pages.state[page]), pages.locks[page])
+
+
+def _views(storage: StorageManager, pages: tuple[int, ...]) -> tuple[PageView, ...]:
+    return tuple(_view(storage, page) for page in pages)
+
+
+def _cached(storage: StorageManager, store: int) -> tuple[tuple[int, tuple[tuple[bytes, int, PageView], ...]], ...]:
+    pages, tree = storage.pages, storage.tree
+    return tuple(
+        (priority, tuple((tree.digest(pages.node[page]), pages.group[page], _view(storage, page)) for page in order))
+        for priority, order in storage.eviction[store].priorities()
+        if order
+    )
+
+
+def _tree(storage: StorageManager) -> list[NodeView]:
+    tree = storage.tree
+    roots = sorted((digest, node) for digest, node in tree.by_digest.items() if tree.parent[node] == NONE)
+    stack = [(0, node) for _, node in reversed(roots)]
+    views = []
+    while stack:
+        depth, node = stack.pop()
+        held = [column[node] for column in tree.pages]
+        pages = tuple(None if page == NONE else _view(storage, page) for page in held)
+        views.append(NodeView(depth, tree.digest(node), pages))
+        stack.extend((depth + 1, child) for child in reversed(list(tree.children(node))))
+    return views
+
+
+def _cache(storage: StorageManager, cache: KVCache) -> CacheView:
+    return CacheView(
+        request_id=cache.request_id,
+        status=cache.status,
+        priority=cache.priority,
+        lengths=(cache.history, cache.num_blocks, cache.num_committed, cache.num_claimed),
+        index_slot=cache.index_slot,
+        reserved_tokens=cache.reserved_tokens,
+        pages=tuple(
+            tuple(None if page == NONE else _view(storage, page) for page in group_pages) for group_pages in cache.pages
+        ),
+    )
