@@ -1,7 +1,8 @@
 """`Tokenizer`: text to token ids and back, from a Hugging Face folder, without transformers.
 
-Gives the same ids as transformers for the same folder: the special-token rules are the folder's own
-(`tokenizer.json`'s post-processor, or `add_bos_token` / `add_eos_token` where they are set).
+Gives the same ids as transformers for the same folder. Special tokens are added by `tokenizer.json`'s own
+post-processor and by nothing else: `add_bos_token` and `add_eos_token` in the settings are for folders
+without that file, and transformers ignores them beside it.
 """
 
 import json
@@ -10,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import processors
 
 from serving.chat_template import ChatTemplate, ChatTemplateError
 from serving.token_bytes import TokenBytes
@@ -69,7 +69,6 @@ class Tokenizer:
         special_tokens = _special_tokens(settings, _read_json(folder / "special_tokens_map.json"))
         backend.no_truncation()
         backend.no_padding()
-        _apply_special_token_rules(backend, settings, special_tokens)
         source = _template_source(folder, settings)
         return cls(backend, ChatTemplate(source, special_tokens, now) if source else None)
 
@@ -131,27 +130,6 @@ def _special_tokens(*documents: Mapping[str, object]) -> dict[str, str]:
             if isinstance(text, str):
                 found.setdefault(name, text)
     return found
-
-
-def _apply_special_token_rules(
-    backend: HFTokenizer, settings: Mapping[str, object], special_tokens: Mapping[str, str]
-) -> None:
-    """Where the settings say `add_bos_token` or `add_eos_token`, they replace the file's post-processor."""
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
-        return
-    before = _added_token(backend, special_tokens.get("bos_token")) if settings.get("add_bos_token") else None
-    after = _added_token(backend, special_tokens.get("eos_token")) if settings.get("add_eos_token") else None
-    parts = [f"{before[0]}:0" if before else "", "$A:0", f"{after[0]}:0" if after else ""]
-    single = " ".join(part for part in parts if part)
-    used = [token for token in (before, after) if token]
-    backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=f"{single} $B:1", special_tokens=list(dict.fromkeys(used))
-    )
-
-
-def _added_token(backend: HFTokenizer, text: str | None) -> tuple[str, int] | None:
-    token_id = backend.token_to_id(text) if text is not None else None
-    return None if text is None or token_id is None else (text, token_id)
 
 
 def _template_source(folder: Path, settings: Mapping[str, object]) -> str | None:

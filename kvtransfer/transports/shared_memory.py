@@ -215,6 +215,7 @@ class SharedMemoryTransport:
             or not isinstance(inode, int)
             or not isinstance(device, int)
             or not isinstance(num_bytes, int)
+            or num_bytes <= 0
         ):
             msg = f"not a description of the {_NAME} transport: {source.transport}"
             raise PeerError(msg)
@@ -237,7 +238,7 @@ class SharedMemoryTransport:
             if reason:
                 raise PeerError(reason)
             mapped = mmap.mmap(descriptor, address.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             msg = f"{address.path} cannot be mapped: {error}"
             raise PeerError(msg) from error
         finally:

@@ -23,6 +23,7 @@ class GatedTransport:
     def __init__(self, registry: InProcessRegistry, name: str, max_poll_bytes: int = 1 << 20) -> None:
         self._inner = InProcessTransport(registry, name, max_poll_bytes)
         self._cancelling: set[ReadId] = set()
+        self._ended: dict[ReadId, ReadStatus] = {}
         self._failed: dict[ReadId, str] = {}
         self.may_finish = True
         self.may_stop = True
@@ -46,28 +47,37 @@ class GatedTransport:
         self.active.add(read_id)
         return read_id
 
+    def move(self) -> None:
+        """Write one piece of every read that has not stopped, polled or not."""
+        for read_id in self.active - set(self._ended):
+            self._move_one(read_id)
+
     def poll(self, read_id: ReadId) -> ReadStatus:
         self._maybe_raise("poll")
         if read_id not in self.active:
             msg = f"read {read_id} is unknown or has ended"
             raise TransferLogicError(msg)
-        if self.fail_next:
+        if self.fail_next and read_id not in self._ended:
             self._failed = {read_id: self.fail_next}
             self.fail_next = ""
             self._inner.cancel(read_id)
             self._inner.poll(read_id)
-            self.active.discard(read_id)
-            return ReadStatus.FAILED
+            self._ended[read_id] = ReadStatus.FAILED
         gate = self.may_stop if read_id in self._cancelling else self.may_finish
-        if not gate:
-            return ReadStatus.PENDING
-        if read_id in self._cancelling:
-            self._inner.cancel(read_id)
-        status = self._inner.poll(read_id)
+        if read_id not in self._ended and gate:
+            if read_id in self._cancelling:
+                self._inner.cancel(read_id)
+            self._move_one(read_id)
+        status = self._ended.pop(read_id, ReadStatus.PENDING)
         if status is not ReadStatus.PENDING:
             self.active.discard(read_id)
             self._cancelling.discard(read_id)
         return status
+
+    def _move_one(self, read_id: ReadId) -> None:
+        status = self._inner.poll(read_id)
+        if status is not ReadStatus.PENDING:
+            self._ended[read_id] = status
 
     def error(self, read_id: ReadId) -> str:
         return self._failed.get(read_id) or self._inner.error(read_id)
@@ -79,6 +89,7 @@ class GatedTransport:
 
     def close(self) -> None:
         self.active.clear()
+        self._ended.clear()
         self._inner.close()
 
     def _maybe_raise(self, call: str) -> None:

@@ -1,0 +1,103 @@
+"""`DoorServer`: builds a door (tokenizer, frontend, app) and serves it with uvicorn on the caller's event loop."""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import uvicorn
+
+from configs import DeploymentConfig
+from scheduler.spec import DoorName
+from serving.api.app import create_app
+from serving.endpoint import SchedulerEndpoint
+from serving.engine.model_folder import load_model_config
+from serving.frontend import Frontend
+from serving.generation_request import DoorSettings
+from serving.tokenizer import Tokenizer
+
+_BACKLOG = 2048
+_MAX_SEED = 1 << 63
+_GRACE_S = 2  # for open connections when the server stops
+_OVER_DEADLINE_S = 30.0  # the central scheduler's own deadline fires first
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """A uvicorn that leaves signals to the process that owns it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing to capture."""
+        yield
+
+
+class DoorServer:
+    """One door's HTTP server; `frontend` takes what workers and the central scheduler send."""
+
+    def __init__(
+        self,
+        endpoint: SchedulerEndpoint,
+        config: DeploymentConfig,
+        model_folder: Path,
+        door: DoorName,
+        max_request_tokens: int,
+    ) -> None:
+        """Load the tokenizer; nothing listens yet.
+
+        Args:
+            endpoint: the way to the central scheduler.
+            config: of the deployment.
+            model_folder: a Hugging Face folder.
+            door: this door's name.
+            max_request_tokens: prompt and output tokens that every worker's pools can hold.
+        """
+        model = load_model_config(model_folder)
+        settings = DoorSettings(
+            context_length=model.max_position,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            max_request_tokens=max_request_tokens,
+            request_timeout_s=config.central.request_deadline_s + _OVER_DEADLINE_S,
+            kept_timelines=config.server.kept_timelines,
+        )
+        self.frontend = Frontend(
+            endpoint,
+            Tokenizer.load(model_folder),
+            door,
+            settings,
+            clock=time.monotonic,
+            seed_source=lambda: secrets.randbelow(_MAX_SEED),
+        )
+        name = config.server.served_model_name or model_folder.name
+        app = create_app(self.frontend, config.server, name, version("pdserve"))
+        self._address = (config.server.host, config.server.port)
+        self._server = _EmbeddedServer(
+            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, server_header=False)
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises OSError when it cannot be had."""
+        host, port = self._address
+        listener = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+        )
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+            await asyncio.sleep(0.01)
+        bound_port: int = listener.getsockname()[1]
+        return bound_port
+
+    async def stop(self) -> None:
+        """Close open streams and stop listening; may be called twice."""
+        await self.frontend.close()
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+            self._serving = None

@@ -1,0 +1,1 @@
+"""State machines and random inputs (hypothesis)."""
