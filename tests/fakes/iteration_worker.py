@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from configs import SchedulerConfig
-from manager import KVCacheManager, LeaseId
+from manager import KVCacheManager, KVCacheManagerV2, LeaseId
 from scheduler.admission import TransferWindow
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.messages import Handoff, WorkerRole
@@ -30,7 +30,7 @@ def drawn_token(name: str, position: int) -> int:
 class IterationWorker:
     """Drives passes and steps, and keeps what came of them."""
 
-    manager: KVCacheManager
+    manager: KVCacheManagerV2
     scheduler: KVCacheV2Scheduler
     outputs: list[SchedulerOutput] = field(default_factory=list)
     leases: dict[str, LeaseId] = field(default_factory=dict)

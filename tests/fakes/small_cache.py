@@ -1,9 +1,9 @@
 """A real manager without memory, small enough for a test to fill: blocks of 4 tokens, one layer group."""
 
 from configs import DeviceTierConfig, HostTierConfig, KVCacheConfig, TierConfig
+from manager import KVCacheManagerV2
 from manager.geometry import CacheGeometry, LayerSpec
 from manager.ids import LayerId
-from manager.kv_cache_manager import KVCacheManagerV2
 from scheduler.policy import CacheShape
 
 TOKENS_PER_BLOCK = 4
