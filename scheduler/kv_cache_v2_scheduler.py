@@ -21,13 +21,13 @@ from manager import KVCacheManager, LeaseId, RequestId
 from scheduler.admission import TransferAdmission, TransferWindow
 from scheduler.budget import BudgetTracker
 from scheduler.context_planner import ContextPlanner
-from scheduler.errors import CallOutOfTurn, InvalidRequest, RequestTooLarge
+from scheduler.errors import CallOutOfTurn, InvalidConfiguration, InvalidRequest, RequestTooLarge
 from scheduler.generation_planner import GenerationPlanner
 from scheduler.handoff_outcomes import HandoffOutcomes
 from scheduler.iteration_pass import IterationPass, PassDecisions
 from scheduler.messages import Handoff, WorkerRole
 from scheduler.offer_planner import OfferPlanner
-from scheduler.output import AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
+from scheduler.output import OLDER_REQUEST_WAITS, AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
 from scheduler.pass_effects import PassEffects
 from scheduler.policy import CacheShape, Ordering, PageReckoning
 from scheduler.request import Request
@@ -62,7 +62,14 @@ class KVCacheV2Scheduler:
             role: what the worker computes.
             shape: the cache's sizes, see `CacheShape`.
             window: bytes that may be on their way here; None is without limit.
+
+        Raises:
+            InvalidConfiguration: a batch could not get its index slots (V21).
         """
+        slots = manager.stats().index_slots_total
+        if config.max_batch_size > slots:
+            msg = f"max_batch_size={config.max_batch_size} is above the {slots} index slots of the cache"
+            raise InvalidConfiguration(msg)
         self._config = config
         self._manager = manager
         self._role = role
@@ -80,6 +87,7 @@ class KVCacheV2Scheduler:
         self._is_idle_until_event = False
         self._owes_room_report = False
         self._has_room_to_report = False
+        self._deferred_for_older = False
 
     # -- arrivals ------------------------------------------------------------------------------------
 
@@ -162,6 +170,9 @@ class KVCacheV2Scheduler:
         if self._open_output is not None:
             msg = f"iteration {self._open_output.iteration} was neither completed nor abandoned"
             raise CallOutOfTurn(msg)
+        if self._table.has_nothing_to_run:
+            self._counters["iterations"] += 1
+            return SchedulerOutput(self._counters["iterations"])
         decisions, is_committed = self._plan()
         self._counters["iterations"] += 1
         output = self._effects.apply(decisions, is_committed=is_committed, now_s=now_s)
@@ -236,9 +247,13 @@ class KVCacheV2Scheduler:
         self._is_idle_until_event = not output.has_step and not output.reserved and not decisions.restarts
         if output.deferred:
             self._owes_room_report, self._has_room_to_report = True, False
-        elif self._starved is None and decisions.blocked_by is None and not decisions.pushed_out:
-            # What made older requests wait, and offers with them, is over.
+            self._deferred_for_older = output.deferred[0][1].reason == OLDER_REQUEST_WAITS
+        elif self._deferred_for_older and self._is_nobody_short(decisions):
+            # No page was released, but the older requests that offers had to wait for are served.
             self._has_room_to_report = True
+
+    def _is_nobody_short(self, decisions: PassDecisions) -> bool:
+        return self._starved is None and decisions.blocked_by is None and not decisions.pushed_out
 
     def _check_open(self, output: SchedulerOutput) -> None:
         if self._open_output is not output:
@@ -282,10 +297,7 @@ class KVCacheV2Scheduler:
 
         After a pass that produced nothing, only an event can change that: an arrival, an end, a release.
         """
-        if self._is_idle_until_event:
-            return False
-        table = self._table
-        return bool(table.generations or table.contexts or table.offers or len(table.waiting))
+        return not (self._is_idle_until_event or self._table.has_nothing_to_run)
 
     def counters(self) -> Mapping[str, int]:
         """Cumulative counts by name."""

@@ -6,6 +6,9 @@ from manager import PageLease
 from scheduler.request import Request
 from scheduler.spec import FinishReason
 
+OLDER_REQUEST_WAITS = "older_request_waits"
+"""The reason of a `Deferral` that follows from another request, not from a limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContextChunk:

@@ -110,6 +110,11 @@ class RequestTable:
         return len(self.contexts) + len(self.generations) + len(self.receiving)
 
     @property
+    def has_nothing_to_run(self) -> bool:
+        """Whether no request here wants a row, a page or a seat now."""
+        return not (self.generations or self.contexts or self.offers or len(self.waiting))
+
+    @property
     def has_pages_in_flight(self) -> bool:
         """Whether pages will come back without any step: a transfer, a lease or a quarantine ends."""
         return bool(self.receiving or self.leased or self.quarantined)

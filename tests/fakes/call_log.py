@@ -1,10 +1,15 @@
-"""Stands between a scheduler and its real manager: logs every call, and raises at a chosen one."""
+"""Stands between a scheduler and its real manager: logs every call, and raises or refuses at a chosen one."""
 
 from collections.abc import Callable
 from typing import Any
 
-from manager import KVCacheManager, Transaction
+from manager import KVCacheManager, Refusal, RefusalReason, Transaction
 
+REFUSABLE = frozenset(
+    {"prepare_context", "resize_context", "try_allocate_generation", "prepare_disagg_gen_init", "suspend_request"}
+)
+
+_REASONS = dict.fromkeys(REFUSABLE, RefusalReason.OUT_OF_PAGES) | {"suspend_request": RefusalReason.LOWER_TIERS_FULL}
 READS = frozenset(
     {"availability", "has_cache", "is_suspended", "history_length", "capacity", "stats", "snapshot", "audit"}
 )
@@ -20,6 +25,8 @@ class CallLog:
     Attributes:
         calls: names of the calls that may change something, in order.
         raise_at: index among `calls` of the call that raises instead of acting, once.
+        refuse_at: index among `calls` of the call that is refused instead of acting, once, if it can be.
+        num_refused: calls refused that way so far.
     """
 
     def __init__(self, manager: KVCacheManager) -> None:
@@ -27,6 +34,21 @@ class CallLog:
         self._manager = manager
         self.calls: list[str] = []
         self.raise_at: int | None = None
+        self.refuse_at: int | None = None
+        self.num_refused = 0
+
+    def aim(self, *, raise_in: int | None = None, refuse_in: int | None = None) -> None:
+        """Choose a call counted from now: 0 is the next one. None chooses nothing."""
+        now = len(self.calls)
+        self.raise_at = None if raise_in is None else now + raise_in
+        self.refuse_at = None if refuse_in is None else now + refuse_in
+
+    def _is_refused(self, name: str) -> bool:
+        if self.refuse_at is None or len(self.calls) - 1 < self.refuse_at or name not in REFUSABLE:
+            return False
+        self.refuse_at = None
+        self.num_refused += 1
+        return True
 
     def note(self, name: str) -> None:
         """Count one call; raise when it is the chosen one."""
@@ -43,6 +65,8 @@ class CallLog:
 
         def counted(*args: object, **kwargs: object) -> object:
             self.note(name)
+            if self._is_refused(name):
+                return Refusal(args[0].request_id, _REASONS[name], 1, 0)  # type: ignore[attr-defined]
             answer = target(*args, **kwargs)
             return LoggedTransaction(answer, self.note) if name.startswith("begin_") else answer
 
