@@ -3,6 +3,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
+# Two OpenMP threads on a core that something else uses collapse; tests that want two ask for them.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: setup serve model fmt lint types arch test test-ray test-gpu test-slow bench diagrams demo check clean
 
 $(STAMP): pyproject.toml constraints.txt

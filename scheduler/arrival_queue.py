@@ -4,7 +4,7 @@ A request that comes back (deferred, retried) takes its old place again: order i
 request, not of the moment it was added.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -36,8 +36,12 @@ class ArrivalQueue(Generic[Item]):
             del self._keys[bisect_left(self._keys, key)]
 
     def __iter__(self) -> Iterator[Item]:
-        """First to serve first; the queue may be changed while this runs."""
-        return iter([self._items[key] for key in self._keys])
+        """First to serve first, lazily; the queue may be changed while this runs."""
+        position = 0
+        while position < len(self._keys):
+            key = self._keys[position]
+            yield self._items[key]
+            position = bisect_right(self._keys, key)
 
     def __len__(self) -> int:
         """Items that wait."""

@@ -27,7 +27,7 @@ COUNTER_NAMES = (
     "offers",
     "deferrals",
     "transfers",
-    "transfer_bytes",
+    "ticket_bytes",
     "divergences",
     "lost_workers",
     "lost_doors",

@@ -143,7 +143,7 @@ class ReportHandler:
         request.enter(Phase.GENERATION)
         request.is_lease_open = False
         self._books.counters["transfers"] += 1
-        self._books.counters["transfer_bytes"] += handoff.ticket.total_bytes
+        self._books.counters["ticket_bytes"] += handoff.ticket.total_bytes
         return True
 
     def _on_finished(self, request: TrackedRequest, now_s: float) -> bool:

@@ -13,7 +13,11 @@ _WORKER_COUNTERS = ("rollbacks", "suspensions", "refused_terms")
 
 def cluster_state(books: CentralBooks, now_s: float) -> JsonObject:
     """A JSON-ready picture of the cluster; shares nothing with the books."""
-    counters = dict.fromkeys(_WORKER_COUNTERS, 0) | dict(books.ledger.worker_counters()) | dict(books.counters)
+    reported = books.ledger.worker_counters()
+    counters = dict.fromkeys(_WORKER_COUNTERS, 0) | dict(reported) | dict(books.counters)
+    # What readers moved, not what tickets offered: held blocks are skipped, and a transport that does
+    # nothing must show.
+    counters["transfer_bytes"] = reported["bytes_received"]
     return {
         "workers": [_worker_state(record, now_s) for record in books.ledger],
         "central": {

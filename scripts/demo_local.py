@@ -13,10 +13,9 @@ from pathlib import Path
 
 from configs import load_deployment
 from manager import Epoch, WorkerName
-from scheduler.central import CentralScheduler
 from scheduler.messages import WorkerRole
-from scheduler.spec import DoorName, RequestSpec, RequestUid, SamplingParams, StopParams, Term
-from serving.engine.fetch import resolve_model
+from scheduler.spec import DoorName, RequestSpec, RequestUid, SamplingParams, StopParams
+from serving.engine.fetch import default_cache_dir, resolve_model
 from serving.inprocess import InprocessCluster, InprocessPeers, InprocessSinks
 from serving.tokenizer import Tokenizer
 from serving.workers.assembly import WorkerPlan, build_worker
@@ -28,17 +27,17 @@ PROMPT = "The three primary colours are"
 def main() -> int:
     """Run the demo."""
     config = load_deployment("local-cpu", {"cache": {"tiers": [{"tier": "device", "quota_bytes": 400 << 20}]}})
-    folder = resolve_model(config.engine.model)
+    folder = resolve_model(config.engine.model, default_cache_dir())
     tokenizer = Tokenizer.load(folder)
     sinks, peers = InprocessSinks(time.monotonic), InprocessPeers(time.monotonic)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as pools:
         workers = {}
         for epoch, role in enumerate((WorkerRole.CONTEXT, WorkerRole.GENERATION), start=1):
             identity = WorkerIdentity(WorkerName(f"{role}-0"), role, Epoch(epoch), os.getpid())
-            worker = build_worker(identity, WorkerPlan(config, folder, Path(pools)), peers, sinks)
+            worker = build_worker(identity, WorkerPlan(config, folder, Path(pools), 1), peers, sinks)
             workers[identity.name] = worker
             peers.add(identity.name, worker.agent)
-        cluster = InprocessCluster(CentralScheduler(config.central, Term(1)), workers, sinks, time.monotonic)
+        cluster = InprocessCluster(config.central, workers, sinks, time.monotonic)
         run(cluster, tokenizer)
         cluster.close()
     return 0

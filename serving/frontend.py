@@ -1,8 +1,9 @@
 """`Frontend`: owns every open request and its token stream (C9), against any scheduler endpoint.
 
 Runs on one event loop; every method is called on it. Workers' events come in through `on_tokens`, the
-central scheduler's through `on_notices`. A lost attempt is resubmitted with what was accepted, so that
-the client sees no gap, no repeat and no change; everything that is no longer wanted is cancelled.
+central scheduler's through `on_notices`. A lost attempt is resubmitted with what was accepted
+(`serving.recovery`), so that the client sees no gap, no repeat and no change; everything that is no longer
+wanted is cancelled.
 
     submit ─► choices ─► endpoint.submit ──────────────► tokens ─► ChoiceStream ─► OpenRequest.deltas
                  ▲                                          │
@@ -21,6 +22,7 @@ from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
 from serving.generation_request import DoorSettings, GenerationRequest, RequestFailedError
 from serving.open_request import OpenChoice, OpenRequest
 from serving.output_text import OutputText
+from serving.recovery import AttemptRecovery
 from serving.scheduler_client import SchedulerClient
 from serving.stream import Arrival, ChoiceStream
 from serving.timeline import ChoiceTimeline, StreamState, TimelineBook
@@ -28,8 +30,7 @@ from serving.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-_WORTH_WAITING = frozenset({ErrorKind.QUEUE_FULL, ErrorKind.NO_WORKER})
-"""Refusals of a resubmission that may pass: the request was accepted once already."""
+_SWEEPS_PER_SILENCE = 4
 
 
 class Frontend:
@@ -74,6 +75,8 @@ class Frontend:
             state_timeout_s=settings.health_timeout_s,
             is_wanted=self._choices.__contains__,
         )
+        self._recovery = AttemptRecovery(self._scheduler, settings, self._counters, clock=clock, fail=self._fail)
+        self._sweep_timer: asyncio.TimerHandle | None = None
 
     # -- for the HTTP layer ------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Frontend:
             if choice is None:
                 self._counters["late_notices"] += 1
             elif notice.retriable:
-                self._resubmit_or_fail(choice, notice.kind, notice.message)
+                self._recovery.on_lost(choice, notice.kind, notice.message)
             else:
                 self._fail(choice.request, notice.kind, notice.message)
 
@@ -175,6 +178,8 @@ class Frontend:
         self._is_draining = True
         for request in {id(choice.request): choice.request for choice in self._choices.values()}.values():
             self._fail(request, ErrorKind.NO_WORKER, "this server is shutting down")
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
         await self._scheduler.drain()
 
     # -- life of a request -------------------------------------------------------------------------
@@ -191,6 +196,7 @@ class Frontend:
                 self._choices[choice.uid] = choice
         self._timelines.open(opened.timeline())
         self._counters["requests"] += 1
+        self._keep_sweeping()
         opened.deadline_timer = asyncio.get_running_loop().call_later(
             self.settings.request_timeout_s, self._on_deadline, opened
         )
@@ -222,7 +228,8 @@ class Frontend:
         if arrival is not Arrival.ACCEPTED:
             self._on_unaccepted(choice, event, arrival)
             return
-        choice.timeline.on_tokens(len(stream.token_ids), self._clock())
+        choice.heard_at_s = self._clock()
+        choice.timeline.on_tokens(len(stream.token_ids), choice.heard_at_s)
         if not stream.has_gap:
             choice.stop_gap_timer()
         if stream.is_finished:
@@ -235,27 +242,26 @@ class Frontend:
 
     def _on_unaccepted(self, choice: OpenChoice, event: TokenEvent, arrival: Arrival) -> None:
         self._counters[f"{arrival.name.lower()}_tokens"] += 1
-        if arrival is Arrival.HELD and choice.gap_timer is None:
+        if arrival is Arrival.HELD:
             expected = len(choice.stream.token_ids)
             _log.info("request %s: token %d came before token %d", choice.uid, event.position, expected)
-            choice.gap_timer = asyncio.get_running_loop().call_later(
-                self.settings.gap_deadline_s, self._on_lasting_gap, choice
-            )
+            self._recovery.watch_gap(choice)
         elif arrival is Arrival.DIVERGED:
             _log.error(
                 "request %s: attempt %s drew token %d at position %d, where %d was accepted before",
                 choice.uid, event.attempt_id, event.token_id, event.position, choice.stream.token_ids[event.position],
             )  # fmt: skip
 
-    def _on_lasting_gap(self, choice: OpenChoice) -> None:
-        choice.gap_timer = None
-        if not choice.is_open or not choice.stream.has_gap:
-            return
-        expected = len(choice.stream.token_ids)
-        _log.warning("request %s: token %d did not come; asking again", choice.uid, expected)
-        self._counters["lasting_gaps"] += 1
-        self._scheduler.cancel([choice.uid])
-        self._resubmit_or_fail(choice, ErrorKind.INTERNAL, f"token {expected} of request {choice.uid} was lost")
+    def _keep_sweeping(self) -> None:
+        """Look for silent choices now and then, while there are any at all."""
+        if self._sweep_timer is None and self._choices:
+            period_s = self.settings.silence_s / _SWEEPS_PER_SILENCE
+            self._sweep_timer = asyncio.get_running_loop().call_later(period_s, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweep_timer = None
+        self._recovery.refresh(list(self._choices.values()))
+        self._keep_sweeping()
 
     def _on_deadline(self, opened: OpenRequest) -> None:
         if any(choice.is_open for choice in opened.choices):
@@ -303,47 +309,3 @@ class Frontend:
             self._timelines.close(opened.api_id)
             if opened.deadline_timer is not None:
                 opened.deadline_timer.cancel()
-
-    # -- talking to the central scheduler ----------------------------------------------------------
-
-    def _resubmit_or_fail(self, choice: OpenChoice, kind: ErrorKind, message: str) -> None:
-        if choice.is_waiting_to_resubmit:
-            return
-        if choice.num_resubmissions >= self.settings.max_resubmissions:
-            self._fail(choice.request, kind, f"{message} (after {choice.num_resubmissions} resubmissions)")
-            return
-        delay_s = (
-            self.settings.resubmit_delay_s * 2 ** (choice.num_resubmissions - 1) if choice.num_resubmissions else 0
-        )
-        choice.num_resubmissions += 1
-        choice.timeline.num_resubmissions = choice.num_resubmissions
-        choice.is_waiting_to_resubmit = True
-        choice.stop_gap_timer()
-        choice.stream.give_up_attempts()
-        self._counters["resubmissions"] += 1
-        _log.warning("request %s lost its attempt (%s: %s); resubmitting", choice.uid, kind, message)
-        self._scheduler.spawn(self._resubmit(choice, delay_s))
-
-    async def _resubmit(self, choice: OpenChoice, delay_s: float) -> None:
-        try:
-            await asyncio.sleep(delay_s)
-        finally:
-            choice.is_waiting_to_resubmit = False
-        if not choice.is_open:
-            return
-        try:
-            refused = (await self._scheduler.submit([choice.stream.continuation()])).refused
-        except EndpointUnavailableError as error:
-            if choice.is_open:
-                self._resubmit_or_fail(choice, ErrorKind.NO_WORKER, str(error))
-            return
-        except Exception:
-            self._fail(choice.request, ErrorKind.INTERNAL, f"request {choice.uid} could not be resubmitted")
-            raise
-        if choice.uid not in self._choices:
-            # It ended while the scheduler was being asked.
-            self._scheduler.cancel([choice.uid])
-            return
-        for notice in refused:
-            is_passing = notice.retriable or notice.kind in _WORTH_WAITING
-            self.on_notices([replace(notice, retriable=is_passing)])

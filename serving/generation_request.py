@@ -54,7 +54,10 @@ class DoorSettings:
         max_request_tokens: prompt and output tokens that some worker's pools can hold; an omitted
             max_tokens never asks for more.
         max_resubmissions: attempts after the first, over the life of one choice.
-        resubmit_delay_s: wait before the second resubmission; doubles each time. The first is immediate.
+        resubmit_delay_s: wait between tries to resubmit; doubles each time. The very first is immediate.
+        max_resubmit_delay_s: it grows no longer than this.
+        resubmit_patience_s: how long one resubmission may be refused for want of room or of a worker.
+        silence_s: a choice without news for so long is submitted again.
         gap_deadline_s: how long a token may overtake an earlier one before the choice is resubmitted.
         submit_timeout_s: the central scheduler must answer within it.
         health_timeout_s: the same for /health and /cluster/state.
@@ -68,6 +71,9 @@ class DoorSettings:
     max_request_tokens: int
     max_resubmissions: int = 5
     resubmit_delay_s: float = 0.25
+    max_resubmit_delay_s: float = 2.0
+    resubmit_patience_s: float = 30.0
+    silence_s: float = 30.0
     gap_deadline_s: float = 2.0
     submit_timeout_s: float = 10.0
     health_timeout_s: float = 2.0
@@ -113,6 +119,15 @@ class GenerationRequest:
     priority: int = 0
 
 
+def prompt_too_long(num_tokens: str, settings: DoorSettings) -> InvalidRequestError:
+    """The error for a prompt that leaves no room in the context; `num_tokens` may be a wording."""
+    msg = (
+        f"This model's maximum context length is {settings.context_length} tokens. However, your prompt has "
+        f"{num_tokens} tokens, which leaves no room for the completion. Please reduce the length of the prompt."
+    )
+    return InvalidRequestError(msg, "prompt", "context_length_exceeded")
+
+
 def fit_max_tokens(num_prompt_tokens: int, requested: int | None, default: int | None, settings: DoorSettings) -> int:
     """The number of tokens to generate at most.
 
@@ -127,11 +142,7 @@ def fit_max_tokens(num_prompt_tokens: int, requested: int | None, default: int |
     """
     limit = settings.context_length
     if num_prompt_tokens >= limit:
-        msg = (
-            f"This model's maximum context length is {limit} tokens. However, your prompt has {num_prompt_tokens} "
-            "tokens, which leaves no room for the completion. Please reduce the length of the prompt."
-        )
-        raise InvalidRequestError(msg, "prompt", "context_length_exceeded")
+        raise prompt_too_long(str(num_prompt_tokens), settings)
     if requested is not None:
         if num_prompt_tokens + requested > limit:
             msg = (

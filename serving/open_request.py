@@ -29,14 +29,16 @@ class OpenChoice:
     Attributes:
         is_open: its tokens are still wanted.
         num_resubmissions: attempts after the first.
-        is_waiting_to_resubmit: a resubmission is scheduled; a repeated notice changes nothing.
+        is_being_resubmitted: a resubmission is on its way; a repeated notice changes nothing.
         gap_timer: runs while a token is missing.
+        heard_at_s: when it was submitted or last gained a token, on the door's clock.
     """
 
     __slots__ = (
         "gap_timer",
+        "heard_at_s",
+        "is_being_resubmitted",
         "is_open",
-        "is_waiting_to_resubmit",
         "num_resubmissions",
         "request",
         "stream",
@@ -50,13 +52,18 @@ class OpenChoice:
         self.timeline = timeline
         self.is_open = not stream.is_finished
         self.num_resubmissions = 0
-        self.is_waiting_to_resubmit = False
+        self.is_being_resubmitted = False
         self.gap_timer: asyncio.TimerHandle | None = None
+        self.heard_at_s = timeline.submitted_at_s
 
     @property
     def uid(self) -> RequestUid:
         """Its name everywhere."""
         return self.stream.spec.uid
+
+    def has_ended(self) -> bool:
+        """Whether its tokens are no longer wanted: asked again after waiting for something."""
+        return not self.is_open
 
     def stop_gap_timer(self) -> None:
         """No token is missing any more, or none is wanted."""

@@ -61,18 +61,18 @@ class SchedulerClient:
 
     def cancel(self, uids: Sequence[RequestUid]) -> None:
         """End requests everywhere; returns at once."""
-        self.spawn(self._endpoint.cancel(uids))
+        self.spawn(self._within(self._endpoint.cancel(uids), self._submit_timeout_s))
 
     async def health(self) -> tuple[bool, str]:
         """Whether work can make progress, and the reason when it cannot. Never raises for a lost scheduler."""
         try:
-            return await self._ask(self._endpoint.health())
+            return await self._within(self._endpoint.health(), self._state_timeout_s)
         except EndpointUnavailableError as error:
             return False, str(error)
 
     async def cluster_state(self) -> Mapping[str, object]:
         """The cluster's account of itself. Raises EndpointUnavailableError."""
-        return await self._ask(self._endpoint.cluster_state())
+        return await self._within(self._endpoint.cluster_state(), self._state_timeout_s)
 
     def spawn(self, work: Coroutine[object, object, _T]) -> "asyncio.Task[_T]":
         """Run `work` beside everything else; its failure is logged if nobody asks for it."""
@@ -82,16 +82,22 @@ class SchedulerClient:
         return task
 
     async def drain(self) -> None:
-        """Wait until every call has ended."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-
-    async def _ask(self, question: Coroutine[object, object, _T]) -> _T:
+        """Wait until every call has ended; one that does not end in time is given up."""
         try:
-            async with asyncio.timeout(self._state_timeout_s):
-                return await question
+            async with asyncio.timeout(self._submit_timeout_s):
+                while self._tasks:
+                    await asyncio.wait(set(self._tasks))
+        except TimeoutError:
+            _log.warning("%d calls to the scheduler were given up", len(self._tasks))
+            for task in self._tasks:
+                task.cancel()
+
+    async def _within(self, call: Coroutine[object, object, _T], timeout_s: float) -> _T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call
         except TimeoutError as error:
-            raise EndpointUnavailableError(_no_answer(self._state_timeout_s)) from error
+            raise EndpointUnavailableError(_no_answer(timeout_s)) from error
 
     def _cancel_unwanted(self, uids: Sequence[RequestUid]) -> None:
         if unwanted := [uid for uid in uids if not self._is_wanted(uid)]:

@@ -122,6 +122,10 @@ class ChoiceStream:
     def give_up_attempts(self) -> None:
         """The attempts so far are lost. What they sent ahead of a gap is forgotten: it will come again."""
         self._ahead.clear()
+        self.doubt_attempts()
+
+    def doubt_attempts(self) -> None:
+        """Another attempt may run beside those so far, so that the end of one is not the end of all."""
         self._given_up |= self._attempts
 
     def _accept(self, event: TokenEvent) -> None:

@@ -42,6 +42,8 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template
         self.token_bytes = TokenBytes.of(backend)
+        swallows_space = any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values())
+        self._keeps_bytes = backend.normalizer is None and not swallows_space
 
     @classmethod
     def load(cls, folder: Path, now: Callable[[], datetime] = datetime.now) -> "Tokenizer":
@@ -76,6 +78,13 @@ class Tokenizer:
         """Token ids of `text`. May be called from any thread."""
         # Of the library's calls only the batch ones let other threads run.
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def min_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens of `text`, found without tokenizing it.
+
+        0 where the text may shrink before it is cut into tokens.
+        """
+        return len(text.encode()) // self.token_bytes.longest if self._keeps_bytes else 0
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of these ids, special tokens left out."""

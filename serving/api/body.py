@@ -1,5 +1,6 @@
 """Reads a request body: bounded while it arrives, then strict JSON."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -9,22 +10,29 @@ from starlette.requests import Request
 
 from serving.api.errors import ApiError
 
+_BODY_TIMEOUT_S = 60.0
 _DISCARDED_LIMITS = 4
 """How many times the limit is still read, and thrown away, of a body that is too large."""
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_json_object(request: Request, max_bytes: int) -> dict[str, object]:
+async def read_json_object(request: Request, max_bytes: int, timeout_s: float = _BODY_TIMEOUT_S) -> dict[str, object]:
     """The body as a JSON object.
 
     Args:
         request: its body must not have been read.
-        max_bytes: limit, whatever the client announced; the rest is not read.
+        max_bytes: limit, whatever the client announced; what is above it is not kept.
+        timeout_s: the whole body must be there within it.
 
     Raises:
-        ApiError: 413 above the limit, 400 for anything but a JSON object.
+        ApiError: 413 above the limit, 408 when it does not come in time, 400 for anything but a JSON object.
     """
-    raw = await _read(request, max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            raw = await _read(request, max_bytes)
+    except TimeoutError:
+        msg = f"The body did not arrive in {timeout_s:g} s."
+        raise ApiError(408, msg, headers={"Connection": "close"}) from None
     try:
         document = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
         if _SURROGATE_ESCAPE.search(raw):
@@ -76,13 +84,15 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(msg)
 
 
-_NAMES: tuple[tuple[type, str], ...] = (
-    (str, "a string"),
-    (list, "an array"),
-    (bool, "a boolean"),
-    (type(None), "null"),
-)
-
-
-def _json_name(value: object, names: tuple[tuple[type, str], ...] = _NAMES) -> str:
-    return next((name for kind, name in names if isinstance(value, kind)), "a number")
+def _json_name(value: object) -> str:
+    match value:
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case bool():
+            return "a boolean"
+        case None:
+            return "null"
+        case _:
+            return "a number"

@@ -14,7 +14,7 @@ from serving.api.errors import ApiError, of_validation
 from serving.api.schema import ChatCompletionRequest, CompletionRequest, GenerationFields, Prompt
 from serving.api.unsupported import UnknownFieldLog, refuse_unsupported
 from serving.chat_template import ChatTemplateError
-from serving.generation_request import DoorSettings, GenerationRequest, PromptPart, fit_max_tokens
+from serving.generation_request import DoorSettings, GenerationRequest, PromptPart, fit_max_tokens, prompt_too_long
 from serving.tokenizer import Tokenizer
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -155,6 +155,10 @@ class RequestPreparer:
     async def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= _THREAD_ABOVE_CHARACTERS:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        # Megabytes of text take seconds of a core, only to be refused.
+        if (at_least := self._tokenizer.min_tokens(text)) >= self._settings.context_length:
+            wording = f"at least {at_least}"
+            raise prompt_too_long(wording, self._settings)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     def _echo(self, prompt: Prompt) -> str:

@@ -21,6 +21,7 @@ from serving.open_request import OpenRequest
 from serving.stream import ChoiceDelta
 
 _log = logging.getLogger(__name__)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -114,4 +115,4 @@ class EventStreamResponse(StreamingResponse):
 
 def _event(document: Json) -> bytes:
     # ASCII only: some clients split lines at U+2028, which JSON may contain as it is.
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n\n"
+    return b"data: " + _ENCODER.encode(document).encode("ascii") + b"\n\n"

@@ -203,7 +203,7 @@ class ModelWorker:
             running=running,
             waiting=waiting,
             stats=STATS,
-            counters={"refused_terms": 1},
+            counters={"refused_terms": 1, "bytes_received": 10},
             commands_seen=self.commands_seen,
         )
         self.outgoing.append(WorkerHeartbeat(self.name, self.epoch, self.iteration, 0.1, snapshot))

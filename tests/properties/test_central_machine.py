@@ -178,7 +178,10 @@ class CentralMachine(RuleBasedStateMachine):
         ended = counters["completed"] + counters["failed"] + counters["cancelled"]
         assert counters["submitted"] == ended + len(books.requests)
         assert counters["failed"] == self.num_notices
-        assert all(record.num_attempts >= 0 and record.num_tokens >= 0 for record in books.ledger)
+        limits = {WorkerRole.CONTEXT: 2, WorkerRole.GENERATION: 3, WorkerRole.MIXED: 3}
+        for record in books.ledger:
+            assert 0 <= record.num_attempts <= limits[record.registration.role]
+            assert record.num_tokens >= 0
 
     @invariant()
     def a_request_waits_in_exactly_the_queue_of_its_phase(self) -> None:
@@ -190,10 +193,8 @@ class CentralMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for _ in range(_MAX_ROUNDS):
             self._round()
-            if not self._books.requests and not any(worker.parts for worker in self.workers.values()):
+            if not self._books.requests and not self._is_anything_held():
                 break
-        for _ in range(3):
-            self._round()
         assert not self._books.requests
         assert not self._books.attempts
         assert not any(worker.parts for worker in self.workers.values())
@@ -203,6 +204,10 @@ class CentralMachine(RuleBasedStateMachine):
         assert all(entry.end and not entry.must_resubmit for entry in self.entries.values())
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def _is_anything_held(self) -> bool:
+        is_held = any(worker.parts for worker in self.workers.values())
+        return is_held or any(record.holdings for record in self._books.ledger)
 
     @property
     def _books(self) -> Any:

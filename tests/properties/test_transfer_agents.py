@@ -118,6 +118,18 @@ class TransferMachine(RuleBasedStateMachine):
     def cancel_a_receive(self, back: int) -> None:
         self.world.reader.cancel_receive(recent(list(self.world.receives), back))
 
+    @rule(is_late=st.booleans())
+    def end_everything_and_drain_it(self, is_late: bool) -> None:
+        """Shutdown of every request, or a pause past every deadline: nothing may be written afterwards."""
+        if is_late:
+            self.world.reader_s += CONFIG.lease_duration_s
+        else:
+            for request_id, receive in self.world.receives.items():
+                if receive.result is None:
+                    self.world.reader.cancel_receive(request_id)
+        self.let_the_reader_live(0.0, 1)
+        self.world.drain_reader()
+
     @rule(seconds=SHORT_S, times=st.integers(1, 4))
     def let_the_reader_live(self, seconds: float, times: int) -> None:
         self.world.reader_s += seconds
@@ -182,7 +194,7 @@ class TransferMachine(RuleBasedStateMachine):
 
 TestTransferMachine = TransferMachine.TestCase
 TestTransferMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None
+    max_examples=150, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.messages import Activated, CancelAttempt, ErrorKind, Finished, ReportBatch, Reserved, RunContext
+from scheduler.messages import Activated, CancelAttempt, ErrorKind, Failed, Finished, ReportBatch, Reserved, RunContext
 from scheduler.spec import AttemptId, FinishReason
 from tests.fakes.central_world import DOOR, CentralWorld, make_spec
 
@@ -144,6 +144,26 @@ def test_a_lost_worker_is_sent_nothing_and_its_next_life_starts_empty() -> None:
     assert world.load("g0") == (0, 0)
     assert worker.received == []
     assert world.central.lost_workers() == {}
+
+
+def test_commands_that_were_not_taken_yet_die_with_their_worker() -> None:
+    world = CentralWorld("c0", "g0")
+    world.central.submit(DOOR, [make_spec("a")], world.now_s)
+    world.central.worker_lost(world.workers["c0"].name, "killed", world.now_s)
+    assert world.central.take_commands() == ()
+
+
+def test_a_leased_context_that_fails_takes_the_offer_back_and_is_not_cancelled_again() -> None:
+    world = CentralWorld("c0", "g0")
+    _bring_to(world, "offered")
+    context, attempt_id = world.workers["c0"], world.attempt("c0", "a")
+    failed = Failed(attempt_id, ErrorKind.TRANSFER, "pages lost", retriable=True)
+    world.central.reports(ReportBatch(context.name, context.epoch, (failed,)), world.now_s)
+    world.deliver()
+    assert not [command for command in world.commands("c0") if isinstance(command, CancelAttempt)]
+    assert [notice.retriable for notice in world.notices] == [True]
+    _read_all(world)
+    world.assert_idle()
 
 
 def test_reports_and_heartbeats_of_an_earlier_life_are_counted_and_ignored() -> None:

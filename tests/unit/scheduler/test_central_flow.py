@@ -22,7 +22,7 @@ def test_a_request_is_computed_offered_transferred_and_completed() -> None:
     assert [type(command) for command in world.commands("c0")] == [RunContext]
     assert [type(command) for command in world.commands("g0")] == [OfferGeneration]
     assert world.counter("completed") == world.counter("transfers") == 1
-    assert world.counter("transfer_bytes") == 1000
+    assert world.counter("ticket_bytes") == 1000
     assert world.notices == []
 
 

@@ -45,6 +45,13 @@ def test_worker_counters_are_summed_and_survive_a_restart() -> None:
     assert world.counter("refused_terms") == 3
 
 
+def test_transfer_bytes_are_those_that_readers_say_they_moved() -> None:
+    world = CentralWorld("c0", "g0")
+    assert world.counter("transfer_bytes") == 0
+    world.advance(0.5)
+    assert world.counter("transfer_bytes") == 20
+
+
 def test_a_worker_that_has_not_beaten_yet_is_shown_as_registered() -> None:
     worker = CentralWorld("c0").central.state(100.0)["workers"][0]
     assert worker["state"] == "registered"

@@ -1,0 +1,163 @@
+"""The `pdserve` command. Every subcommand takes `--json` for scripts."""
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from configs import DeploymentConfig, load_deployment, preset_names
+from serving.engine.errors import ModelError
+from serving.engine.fetch import default_cache_dir, resolve_model
+from serving.ray_environment import set_ray_environment
+
+_WATCH_INTERVAL_S = 1.0
+_DTYPES = ("auto", "float32", "bfloat16")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Expected errors are one line on stderr, never a stack trace."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except (ModelError, FileNotFoundError, ValueError) as error:
+        return _fail(str(error))
+
+
+def _fail(message: str) -> int:
+    print(f"pdserve: {message}", file=sys.stderr)
+    return 1
+
+
+# -- parser --------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdserve", description="Disaggregated prefill/decode LLM server.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands.add_parser("serve", help="start a server; Ctrl-C stops everything it started"))
+    bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="WHAT")
+    _add_bench_serve(bench.add_parser("serve", help="latency and throughput of a running server"))
+    _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    presets = ", ".join(preset_names())
+    parser.add_argument("--config", default="local-cpu", help=f"a YAML file or a preset: {presets}")
+    parser.add_argument("--model", help="a fetched model's name, a Hugging Face folder, or a GGUF file")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="where models are kept")
+    parser.add_argument("--context-workers", type=int, help="number of prefill workers")
+    parser.add_argument("--generation-workers", type=int, help="number of decode workers")
+    parser.add_argument("--mixed-workers", type=int, help="number of workers that do both, instead of the former")
+    parser.add_argument("--threads", type=int, help="threads of one worker")
+    parser.add_argument("--dtype", choices=_DTYPES)
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--ray-address", help="join this Ray cluster instead of starting one")
+    parser.add_argument("--json", action="store_true", help="print the ready line as JSON")
+    parser.set_defaults(run=_serve)
+
+
+def _add_bench_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=_bench_serve)
+
+
+def _add_bench_transport(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=_bench_transport)
+
+
+# -- serve ---------------------------------------------------------------------------------------------
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    set_ray_environment()
+    from serving.cluster import Cluster, StartError  # after the environment is set, and only where it is needed
+
+    config = load_deployment(arguments.config, _overrides(arguments))
+    model_folder = resolve_model(config.engine.model, arguments.cache_dir, show_progress=True)
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    cluster = Cluster(config, model_folder)
+    try:
+        port = cluster.start()
+    except StartError as error:
+        return _fail(str(error))
+    try:
+        _print_ready(config, model_folder, port, as_json=arguments.json)
+        while not stopped.wait(_WATCH_INTERVAL_S):
+            reason = cluster.watch()
+            if reason is not None:
+                return _fail(reason)
+    finally:
+        cluster.stop()
+    return 0
+
+
+def _overrides(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
+    given: dict[str, dict[str, object]] = {
+        "engine": {"model": arguments.model, "dtype": arguments.dtype, "num_threads": arguments.threads},
+        "cluster": {
+            "context_workers": arguments.context_workers,
+            "generation_workers": arguments.generation_workers,
+            "mixed_workers": arguments.mixed_workers,
+            "ray_address": arguments.ray_address,
+        },
+        "server": {"host": arguments.host, "port": arguments.port},
+    }
+    if arguments.mixed_workers and arguments.context_workers is None and arguments.generation_workers is None:
+        given["cluster"] |= {"context_workers": 0, "generation_workers": 0}
+    return {
+        section: {key: value for key, value in values.items() if value is not None} for section, values in given.items()
+    }
+
+
+def _print_ready(config: DeploymentConfig, model_folder: Path, port: int, *, as_json: bool) -> None:
+    host = config.server.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    model = config.server.served_model_name or model_folder.name
+    if as_json:
+        print(json.dumps({"ready": True, "url": url, "model": model}), flush=True)
+        return
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is a prefill?"}]})
+    print(f"pdserve is ready on {url} (model {model}); Ctrl-C stops it. Try:", flush=True)
+    print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
+
+
+# -- bench ---------------------------------------------------------------------------------------------
+
+
+def _bench_serve(arguments: argparse.Namespace) -> int:
+    from serving.bench import serve
+
+    return serve.run(arguments)
+
+
+def _bench_transport(arguments: argparse.Namespace) -> int:
+    from serving.bench import transport
+
+    results = transport.run()
+    if arguments.json:
+        print(json.dumps(results))
+    else:
+        for row in results:
+            print(row)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""`Cluster`: builds, starts, watches and stops one deployment. The supervisor process runs it.
+
+Owns the Ray cluster (unless it joined one), the run folder and every actor; actors never own one another,
+since Ray ends an actor's children with it. `ray_environment` must have been applied before the import.
+"""
+
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from configs import DeploymentConfig
+from scheduler.messages import WorkerRegistration, WorkerRole
+from scheduler.spec import Term
+from serving.actors import CENTRAL_NAME, ActorPlace, CentralActor, DoorActor, WorkerActor
+from serving.run_folder import RUN_ID_VARIABLE, RunFolder, sweep
+from serving.workers.assembly import WorkerPlan
+
+_log = logging.getLogger("pdserve.cluster")
+_DOOR_NAME = "door-0"
+_PING_TIMEOUT_S = 5.0
+
+
+class StartError(Exception):
+    """The deployment could not start; the message is for the user."""
+
+
+class Cluster:
+    """One deployment, from `start` to `stop`."""
+
+    def __init__(self, config: DeploymentConfig, model_folder: Path) -> None:
+        """Nothing is started yet."""
+        self._config = config
+        self._model_folder = model_folder
+        self._run: RunFolder | None = None
+        self._owns_ray = False
+        self._central: Any = None  # Ray's handles have no static type
+        self._door: Any = None
+        self._workers: dict[str, Any] = {}
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def start(self) -> int:
+        """Sweep old runs, start everything, return the door's port.
+
+        Raises:
+            StartError: the port is taken, a worker failed to start, or the time is over. Everything that
+                was started has been stopped.
+        """
+        for run_id in sweep():
+            _log.warning("removed what run %s had left behind", run_id)
+        _check_port(self._config.server.host, self._config.server.port)
+        ray_folder = Path(tempfile.mkdtemp(prefix="pdserve-"))
+        self._run = RunFolder.create([ray_folder])
+        try:
+            self._start_ray(ray_folder)
+            return self._start_actors()
+        except BaseException as error:
+            self.stop()
+            if isinstance(error, ray.exceptions.RayError | OSError | TimeoutError | RuntimeError):
+                raise StartError(_reason(error)) from error
+            raise
+
+    def _start_ray(self, ray_folder: Path) -> None:
+        assert self._run is not None
+        os.environ[RUN_ID_VARIABLE] = self._run.run_id
+        cluster = self._config.cluster
+        self._owns_ray = not cluster.ray_address
+        if cluster.ray_address:
+            ray.init(address=cluster.ray_address, namespace=self._namespace, log_to_driver=True)
+        else:
+            ray.init(
+                namespace=self._namespace,
+                include_dashboard=False,
+                object_store_memory=cluster.object_store_bytes,
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+                _temp_dir=str(ray_folder),
+            )
+        self._run.record_processes()
+
+    @property
+    def _namespace(self) -> str:
+        assert self._run is not None
+        return f"pdserve-{self._run.run_id}"
+
+    def _start_actors(self) -> int:
+        assert self._run is not None
+        place = ActorPlace(namespace=self._namespace, run_folder=self._run.path)
+        # The newest term wins everywhere; the clock gives a successor a higher one without asking.
+        term = Term(time.time_ns())
+        self._central = _actor(CentralActor, CENTRAL_NAME).remote(place, self._config, term)
+        self._door = _actor(DoorActor, _DOOR_NAME).remote(place, self._config, self._model_folder, _DOOR_NAME)
+        threads = _threads_per_worker(self._config)
+        plan = WorkerPlan(self._config, self._model_folder, self._run.path, threads)
+        for name, role in _worker_names(self._config):
+            options = {
+                "max_restarts": -1,
+                "num_gpus": self._config.cluster.gpus_per_worker,
+                "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+            }
+            self._workers[name] = _actor(WorkerActor, name, **options).remote(place, plan, name, role)
+        deadline_s = self._config.cluster.start_timeout_s
+        ray.get(self._central.start.remote(), timeout=deadline_s)
+        registrations: list[WorkerRegistration] = ray.get(
+            [worker.registration.remote() for worker in self._workers.values()], timeout=deadline_s
+        )
+        longest = min(registration.max_request_tokens for registration in registrations)
+        port: int = ray.get(self._door.start.remote(longest), timeout=deadline_s)
+        self._run.record_processes()
+        return port
+
+    # -- watch -------------------------------------------------------------------------------------
+
+    def watch(self) -> str | None:
+        """Look once after everything; returns why the deployment cannot go on, or None.
+
+        Called about every second by the supervisor. Workers come back by themselves; without the
+        central scheduler or the door the server would answer 503 for ever, so it ends (C13).
+        """
+        assert self._run is not None
+        self._run.record_processes()
+        for name, reference in ((CENTRAL_NAME, self._central.health.remote()), (_DOOR_NAME, self._door.ping.remote())):
+            try:
+                ray.get(reference, timeout=_PING_TIMEOUT_S)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                return f"{name} is gone: {_reason(error)}"
+        return None
+
+    # -- stop --------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End everything that was started, and remove its files; may be called twice."""
+        if ray.is_initialized():
+            stopping = [actor.stop.remote() for actor in (self._door, *self._workers.values()) if actor is not None]
+            ray.wait(stopping, num_returns=len(stopping), timeout=10) if stopping else None
+            for actor in (self._door, *self._workers.values(), self._central):
+                if actor is not None:
+                    ray.kill(actor, no_restart=True)
+            ray.shutdown()
+        self._door = self._central = None
+        self._workers = {}
+        if self._run is not None:
+            self._run.remove()
+            self._run = None
+
+
+def _actor(cls: type, name: str, **options: object) -> Any:
+    return ray.remote(cls).options(name=name, num_cpus=0, **options)
+
+
+def _worker_names(config: DeploymentConfig) -> Iterator[tuple[str, WorkerRole]]:
+    cluster = config.cluster
+    counts = {
+        WorkerRole.CONTEXT: cluster.context_workers,
+        WorkerRole.GENERATION: cluster.generation_workers,
+        WorkerRole.MIXED: cluster.mixed_workers,
+    }
+    for role, count in counts.items():
+        for index in range(count):
+            yield f"{role}-{index}", role
+
+
+def _threads_per_worker(config: DeploymentConfig) -> int:
+    if config.engine.num_threads:
+        return config.engine.num_threads
+    return max(1, (os.cpu_count() or 1) // config.cluster.num_workers)
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            msg = f"cannot listen on {host}:{port}: {error.strerror}"
+            raise StartError(msg) from error
+
+
+def _reason(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {cause}".strip().splitlines()[-1]

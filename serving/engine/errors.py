@@ -1,0 +1,26 @@
+"""What can be wrong with a model's files, and with getting them. User errors: a message, no stack trace.
+
+ModelError
+├── ModelFileError   a file or folder is missing, damaged, or of a kind that the engine cannot run
+└── FetchError       a known model could not be downloaded
+"""
+
+from pathlib import Path
+
+
+class ModelError(Exception):
+    """No usable model; the text is meant for the user."""
+
+
+class ModelFileError(ModelError):
+    """A model file cannot be used; names the file and what is wrong with it."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        """Name the file and the problem."""
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class FetchError(ModelError):
+    """A known model could not be fetched."""

@@ -1,0 +1,129 @@
+"""`Engine`: one step, from a batch of rows and block tables to drawn tokens.
+
+Owns no pages: pools belong to the manager's side of the worker, block tables come with the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from configs import ModelConfig
+from manager import LayerGroupId, LayerId
+from serving.engine.batch import StepBatch, StepResult
+from serving.engine.exactness import attention_row_multiple, linear_row_multiple
+from serving.engine.model import HEAD_ROWS, LlamaModel
+from serving.engine.paging import PageLayout
+from serving.engine.plan import ITEM_TOKENS, RowMultiples, StepPlanner
+from serving.engine.sampler import draw_tokens
+from serving.engine.weights import ModelWeights
+
+
+class Engine:
+    """A model on one device, over pools that somebody else manages. One thread calls it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        pools: Mapping[LayerGroupId, torch.Tensor],
+        *,
+        layer_groups: Mapping[LayerGroupId, Sequence[LayerId]] | None = None,
+        exact: bool = True,
+    ) -> None:
+        """Check the pools, and (when `exact`) measure which padding this machine's kernels need.
+
+        Args:
+            config: the model's geometry.
+            weights: from `load_weights`.
+            pools: per layer group, [num_slots, num_layers, 2, num_kv_heads, tokens_per_block, head_dim]
+                on the device and in the format of the weights; each step writes into them.
+            layer_groups: the layers of each group, in the order of its pool; may be left out when
+                there is one group.
+            exact: a row's logits are bit-identical whatever else is in the batch (E1). False skips
+                the measurement and the padding.
+
+        Raises:
+            ValueError: a pool does not fit the model or the weights.
+            InexactKernelError: `exact`, and this machine's kernels cannot be made batch-invariant.
+        """
+        self._pools = dict(pools)
+        self._config = config
+        self._weights = weights
+        self._layer_places = _layer_places(config, pools, layer_groups)
+        layouts = {group: _checked_layout(config, weights, pool) for group, pool in self._pools.items()}
+        self.row_multiples = _measured_multiples(config, weights) if exact else RowMultiples(1, 1, 1)
+        heads_per_kv = config.num_heads // config.num_kv_heads
+        self._planner = StepPlanner(layouts, heads_per_kv, self.row_multiples, weights.device)
+        self._model = LlamaModel(config, weights)
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch, *, return_logits: bool = False) -> StepResult:
+        """Compute every row of `batch`, write its keys and values, draw one token per sequence that samples.
+
+        May be called again with the same batch (a retried step): it writes the same bytes.
+
+        Args:
+            batch: at least one row; no two sequences share a page that either writes.
+            return_logits: also return [num_drawn, vocab_size] float32, in the batch's order.
+
+        Raises:
+            ValueError: a position has no page or is past the model's context; nothing was written.
+            NonFiniteLogitsError: the model's output is not a number; only private pages were written.
+        """
+        for sequence in batch.sequences:
+            end = sequence.start + len(sequence.token_ids)
+            if end > self._config.max_position:
+                msg = f"{sequence.request_id}: position {end - 1} is past the context of {self._config.max_position}"
+                raise ValueError(msg)
+        plan = self._planner.plan(batch)
+        hidden = self._model.forward(plan, self._pools, self._layer_places)
+        drawing = [(s.request_id, s.sampling) for s in batch.sequences if s.sampling is not None]
+        if not drawing:
+            empty = torch.empty(0, self._config.vocab_size) if return_logits else None
+            return StepResult(token_ids={}, logits=empty)
+        logits = self._model.logits(hidden[plan.drawn_rows])[: len(drawing)]
+        tokens = draw_tokens(logits, [key for _, key in drawing])
+        token_ids = {request_id: token for (request_id, _), token in zip(drawing, tokens, strict=True)}
+        return StepResult(token_ids=token_ids, logits=logits.cpu() if return_logits else None)
+
+
+def _measured_multiples(config: ModelConfig, weights: ModelWeights) -> RowMultiples:
+    of_layers = [linear for layer in weights.layers for linear in layer.linears()]
+    heads_per_kv = config.num_heads // config.num_kv_heads
+    return RowMultiples(
+        linear=linear_row_multiple(of_layers, weights.dtype, weights.device),
+        head=linear_row_multiple([weights.head], weights.dtype, weights.device, HEAD_ROWS),
+        attention=attention_row_multiple(config.head_dim, ITEM_TOKENS * heads_per_kv, weights.device),
+    )
+
+
+def _layer_places(
+    config: ModelConfig,
+    pools: Mapping[LayerGroupId, torch.Tensor],
+    layer_groups: Mapping[LayerGroupId, Sequence[LayerId]] | None,
+) -> list[tuple[LayerGroupId, int]]:
+    """For each layer, its group and its index in that group's pool."""
+    if layer_groups is None:
+        if len(pools) != 1:
+            msg = f"{len(pools)} pools: layer_groups must say which layers each holds"
+            raise ValueError(msg)
+        layer_groups = {group: [LayerId(n) for n in range(config.num_layers)] for group in pools}
+    places = {layer: (group, index) for group, layers in layer_groups.items() for index, layer in enumerate(layers)}
+    if sorted(places) != list(range(config.num_layers)):
+        msg = f"layer groups hold layers {sorted(places)}, the model has {config.num_layers}"
+        raise ValueError(msg)
+    for group, layers in layer_groups.items():
+        if pools[group].shape[1] != len(layers):
+            msg = f"the pool of layer group {group} has {pools[group].shape[1]} layers, the group {len(layers)}"
+            raise ValueError(msg)
+    return [places[LayerId(n)] for n in range(config.num_layers)]
+
+
+def _checked_layout(config: ModelConfig, weights: ModelWeights, pool: torch.Tensor) -> PageLayout:
+    layout = PageLayout.of(pool)
+    found = (layout.num_kv_heads, layout.head_dim, pool.dtype, pool.device.type)
+    expected = (config.num_kv_heads, config.head_dim, weights.dtype, weights.device.type)
+    if found != expected:
+        msg = f"pool has (kv_heads, head_dim, dtype, device) {found}, the model {expected}"
+        raise ValueError(msg)
+    return layout

@@ -1,0 +1,95 @@
+"""Draws tokens (E2): argmax over the filtered vocabulary of logit / temperature + Gumbel noise.
+
+A draw is a pure function of a row's logits and its `SamplingKey`: rows are drawn one by one, each by the
+same operations on the same shapes, so that the batch cannot matter. All arithmetic after the logits is
+float64.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from serving.engine.batch import SamplingKey
+from serving.engine.noise import gumbel_noise
+
+_FIRST_RANKS = 256
+"""Tokens that are ranked before all of them are: nearly every top_p is reached among these."""
+
+
+class NonFiniteLogitsError(ArithmeticError):
+    """The model's output holds no largest number: damaged weights or pages. Nothing may be drawn (I7)."""
+
+
+def draw_tokens(logits: torch.Tensor, keys: Sequence[SamplingKey]) -> list[int]:
+    """One token for each row.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        keys: one for each row.
+
+    Raises:
+        NonFiniteLogitsError: a row's largest logit is infinite or not a number.
+    """
+    best, best_ids = logits.max(dim=-1)
+    if not bool(best.isfinite().all()):
+        rows = (~best.isfinite()).nonzero().flatten().tolist()
+        msg = f"logits of rows {rows} of {len(logits)} are not finite"
+        raise NonFiniteLogitsError(msg)
+    tokens: list[int] = best_ids.tolist()
+    for row, key in enumerate(keys):
+        if key.temperature > 0.0:
+            tokens[row] = _draw(logits[row], key)
+    return tokens
+
+
+def _draw(logits: torch.Tensor, key: SamplingKey) -> int:
+    scaled = logits.to(torch.float64) / key.temperature
+    token_ids = _kept_tokens(scaled, key)
+    if token_ids is None:
+        all_ids = torch.arange(len(scaled), device=scaled.device)
+        return int((scaled + gumbel_noise(key, all_ids)).argmax())
+    return int(token_ids[(scaled[token_ids] + gumbel_noise(key, token_ids)).argmax()])
+
+
+def _kept_tokens(scaled: torch.Tensor, key: SamplingKey) -> torch.Tensor | None:
+    """Ids that pass top_k, then top_p of what top_k left, then min_p; None when nothing filters."""
+    token_ids: torch.Tensor | None = None
+    if 0 < key.top_k < len(scaled):
+        token_ids = _ranked(scaled, key.top_k)[: key.top_k]
+    if key.top_p < 1.0:
+        token_ids = _nucleus(scaled, key.top_p) if token_ids is None else _cut(scaled, token_ids, key.top_p)
+    if key.min_p > 0.0:
+        threshold = scaled.max() + math.log(key.min_p)
+        if token_ids is None:
+            return (scaled >= threshold).nonzero().flatten()
+        token_ids = token_ids[scaled[token_ids] >= threshold]
+    return token_ids
+
+
+def _ranked(scaled: torch.Tensor, at_least: int) -> torch.Tensor:
+    """Ids of the `at_least` best tokens and all that tie with the last, best first, lower id first on ties."""
+    if at_least >= len(scaled):
+        return scaled.sort(descending=True, stable=True).indices
+    # topk alone may break a tie either way; every token at its threshold is taken and sorted by id.
+    threshold = scaled.topk(at_least).values[-1]
+    token_ids = (scaled >= threshold).nonzero().flatten()
+    return token_ids[scaled[token_ids].sort(descending=True, stable=True).indices]
+
+
+def _nucleus(scaled: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The fewest best tokens whose probabilities reach `top_p` of the whole vocabulary's."""
+    total = scaled.logsumexp(-1)
+    token_ids = _ranked(scaled, _FIRST_RANKS)
+    reached = (scaled[token_ids] - total).exp().cumsum(-1)
+    if len(token_ids) < len(scaled) and reached[-1] < top_p:
+        token_ids = _ranked(scaled, len(scaled))
+        reached = (scaled[token_ids] - total).exp().cumsum(-1)
+    return token_ids[: int((reached < top_p).sum()) + 1]
+
+
+def _cut(scaled: torch.Tensor, token_ids: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The fewest of `token_ids` (best first) whose probabilities reach `top_p` of their own sum."""
+    kept = scaled[token_ids]
+    reached = (kept - kept.logsumexp(-1)).exp().cumsum(-1)
+    return token_ids[: int((reached < top_p).sum()) + 1]

@@ -1,0 +1,142 @@
+"""A whole deployment in one process, without Ray: for tests, the demo and devices without a cluster.
+
+The central scheduler and the workers are the real ones; only the messages are plain calls. `pump` runs
+one turn of everything, so a test decides when things happen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from configs import CentralConfig
+from kvtransfer.agent import TransferAgent
+from kvtransfer.messages import SettleReply
+from manager import Epoch, LeaseId, RequestId, WorkerName
+from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.messages import DoorNotice, ReportBatch, SubmitReply, TokenBatch, WorkerHeartbeat
+from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
+from serving.workers.worker import Worker
+
+_NEVER_SILENT = 1_000_000
+
+
+class InprocessSinks:
+    """A worker's sinks: plain calls into the cluster that owns them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Unbound; the cluster binds itself before the first message."""
+        self._clock = clock
+        self._central: CentralScheduler | None = None
+        self._on_tokens: Callable[[TokenBatch], None] | None = None
+
+    def bind(self, central: CentralScheduler, on_tokens: Callable[[TokenBatch], None]) -> None:
+        """Say where messages go."""
+        self._central = central
+        self._on_tokens = on_tokens
+
+    def send_reports(self, batch: ReportBatch) -> None:
+        """To the central scheduler."""
+        if self._central is not None:
+            self._central.reports(batch, self._clock())
+
+    def send_heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
+        """To the central scheduler."""
+        if self._central is not None:
+            self._central.heartbeat(heartbeat, self._clock())
+
+    def send_tokens(self, batch: TokenBatch) -> None:
+        """To the door."""
+        if self._on_tokens is not None:
+            self._on_tokens(batch)
+
+
+class ReadyReply:
+    """An answer that is there already."""
+
+    def __init__(self, reply: SettleReply) -> None:
+        """Hold `reply`."""
+        self._reply = reply
+
+    def result(self) -> SettleReply | None:
+        """The answer."""
+        return self._reply
+
+
+class InprocessPeers:
+    """The peer channel between agents of one process."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Empty; add every agent before the first transfer."""
+        self._clock = clock
+        self._agents: dict[WorkerName, TransferAgent] = {}
+
+    def add(self, worker: WorkerName, agent: TransferAgent) -> None:
+        """Make an agent reachable."""
+        self._agents[worker] = agent
+
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> ReadyReply:
+        """Ask the owner, which answers at once."""
+        return ReadyReply(self._agents[owner].settle(lease_id, epoch, reader, self._clock()))
+
+
+class InprocessCluster:
+    """Central scheduler, workers and one door's callbacks; driven by `pump`."""
+
+    def __init__(
+        self,
+        config: CentralConfig,
+        workers: Mapping[WorkerName, Worker],
+        sinks: InprocessSinks,
+        clock: Callable[[], float],
+    ) -> None:
+        """Register every worker with a central scheduler of its own."""
+        # One thread cannot beat while it computes, and a worker that is gone takes its observer with it.
+        config = replace(config, missed_heartbeats=_NEVER_SILENT)
+        self.central = central = CentralScheduler(config, Term(1))
+        self.workers = dict(workers)
+        self._clock = clock
+        self._tokens: list[TokenBatch] = []
+        self._notices: list[DoorNotice] = []
+        sinks.bind(central, self._tokens.append)
+        for worker in self.workers.values():
+            central.register_worker(worker.registration(), clock())
+
+    def submit(self, door: DoorName, specs: Sequence[RequestSpec]) -> SubmitReply:
+        """Queue requests."""
+        return self.central.submit(door, specs, self._clock())
+
+    def cancel(self, door: DoorName, uids: Sequence[RequestUid]) -> None:
+        """Cancel requests everywhere."""
+        self.central.cancel(door, uids, self._clock())
+
+    def pump(self) -> bool:
+        """Deliver commands, run one iteration of every worker; returns whether anything happened."""
+        self.central.tick(self._clock())
+        busy = self._deliver()
+        for worker in self.workers.values():
+            busy = worker.run_once() or busy
+        return self._deliver() or busy
+
+    def take_tokens(self) -> list[TokenBatch]:
+        """Token batches since the last call."""
+        taken, self._tokens[:] = list(self._tokens), []
+        return taken
+
+    def take_notices(self) -> list[DoorNotice]:
+        """Notices to the door since the last call."""
+        taken, self._notices = self._notices, []
+        return taken
+
+    def close(self) -> None:
+        """Stop every worker; may be called twice."""
+        for worker in self.workers.values():
+            worker.stop()
+
+    def _deliver(self) -> bool:
+        commands = self.central.take_commands()
+        for command in commands:
+            match command:
+                case SendToWorker(worker, batch):
+                    self.workers[worker].post(batch)
+                case NotifyDoor(_, notices):
+                    self._notices.extend(notices)
+        return bool(commands)

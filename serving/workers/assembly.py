@@ -1,0 +1,156 @@
+"""Builds a worker out of its parts. The only place where a worker's collaborators meet."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from configs import DeploymentConfig, ModelConfig
+from kvtransfer import PeerChannel, TransferAgent
+from kvtransfer.messages import PoolLayout
+from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
+from manager import LayerGroupId
+from manager.geometry import CacheGeometry
+from manager.kv_cache_manager import KVCacheManagerV2
+from manager.pools.torch_pools import TorchPool
+from scheduler.admission import TransferAdmission
+from scheduler.errors import InvalidRequest
+from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
+from scheduler.policy import CacheShape
+from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
+from serving.engine.runner import Engine
+from serving.engine.weights import load_weights, resolve_dtype
+from serving.output_text import StopStringDetector
+from serving.tokenizer import Tokenizer
+from serving.workers.agent_thread import AgentThread
+from serving.workers.batch_builder import BatchBuilder
+from serving.workers.outbox import Outbox, WorkerSinks
+from serving.workers.staging import PageStaging, SharedPool, TwinPool
+from serving.workers.step_loop import WorkerIdentity, WorkerLoop, WorkerParts
+from serving.workers.stop_checker import StopChecker
+from serving.workers.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a worker is built from, apart from its identity; picklable.
+
+    Attributes:
+        config: of the whole deployment.
+        model_folder: a Hugging Face folder.
+        pool_folder: where the pool file is made; in shared memory.
+        num_threads: of the engine; 0 leaves torch's setting alone.
+    """
+
+    config: DeploymentConfig
+    model_folder: Path
+    pool_folder: Path
+    num_threads: int = 0
+
+
+def build_worker(
+    identity: WorkerIdentity,
+    plan: WorkerPlan,
+    peers: PeerChannel,
+    sinks: WorkerSinks,
+    clock: Callable[[], float] = time.monotonic,
+) -> Worker:
+    """Load the model and connect everything; nothing runs yet.
+
+    Raises:
+        ModelFileError: the model's folder is damaged.
+        CacheConfigError: the quotas cannot work.
+        OSError: there is no room for the pool.
+    """
+    if plan.num_threads:
+        torch.set_num_threads(plan.num_threads)
+    config = plan.config
+    model = load_model_config(plan.model_folder)
+    dtype = resolve_dtype(config.engine.dtype, config.engine.device)
+    geometry = CacheGeometry.from_model(model, config.cache, dtype.itemsize)
+    pool_path = plan.pool_folder / f"{identity.name}-{identity.epoch}.pool"
+    pool, memory, staging = _make_pool(geometry, pool_path, config.engine.device)
+    transport = SharedMemoryTransport(pool_path)
+    transport.register(memory)
+
+    wake = threading.Event()
+    layout = _pool_layout(model, geometry, model_fingerprint(plan.model_folder), dtype)
+    agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
+    manager = KVCacheManagerV2(geometry, config.cache, identity.epoch)
+    scheduler = KVCacheV2Scheduler(
+        config.scheduler,
+        manager,
+        identity.role,
+        CacheShape.of(geometry),
+        window=TransferAdmission(config.transfer.max_inflight_bytes),
+    )
+    (group,) = geometry.layer_groups
+    pages = {group.layer_group_id: pool.pages(group, geometry.tokens_per_block, dtype)}
+    parts = WorkerParts(
+        manager=manager,
+        scheduler=scheduler,
+        engine=_make_engine(plan, model, dtype, pages),
+        agent=agent,
+        batch_builder=BatchBuilder(manager, [group.layer_group_id]),
+        stop_checker=_make_stop_checker(plan.model_folder, model),
+        outbox=Outbox(identity.name, identity.epoch, sinks),
+        staging=staging,
+        wake=wake,
+    )
+    loop = WorkerLoop(identity, parts, clock)
+    return Worker(
+        identity,
+        loop,
+        AgentThread(loop, agent, sinks, config.transfer.heartbeat_s, clock),
+        manager=manager,
+        on_close=lambda: pool_path.unlink(missing_ok=True),
+    )
+
+
+def _make_pool(
+    geometry: CacheGeometry, path: Path, device: str
+) -> tuple[TorchPool, npt.NDArray[np.uint8], PageStaging]:
+    (group,) = geometry.pool_groups
+    num_slots = group.num_slots[0]
+    memory = create_pool(path, num_slots * group.page_bytes)
+    if torch.device(device).type == "cpu":
+        return TorchPool(num_slots, group.page_bytes, memory=memory), memory, SharedPool()
+    pool = TorchPool(num_slots, group.page_bytes, device=device)
+    return pool, memory, TwinPool(pool, memory)
+
+
+def _pool_layout(model: ModelConfig, geometry: CacheGeometry, fingerprint: str, dtype: torch.dtype) -> PoolLayout:
+    return PoolLayout(
+        model_fingerprint=fingerprint,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        tokens_per_block=geometry.tokens_per_block,
+        dtype=str(dtype).removeprefix("torch."),
+        page_bytes=geometry.pool_groups[0].page_bytes,
+    )
+
+
+def _make_engine(
+    plan: WorkerPlan, model: ModelConfig, dtype: torch.dtype, pages: dict[LayerGroupId, torch.Tensor]
+) -> Engine:
+    weights = load_weights(plan.model_folder, model, dtype, plan.config.engine.device)
+    return Engine(model, weights, pages, exact=plan.config.engine.exact)
+
+
+def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:
+    # A folder of bare weights (a device check) has no text to match stop strings in.
+    tokenizer = Tokenizer.load(model_folder) if (model_folder / TOKENIZER_FILE).is_file() else None
+
+    def make_detector(stop_strings: Sequence[str]) -> StopStringDetector:
+        if tokenizer is None:
+            msg = f"{model_folder} has no {TOKENIZER_FILE}: stop strings cannot be matched"
+            raise InvalidRequest(msg)
+        return StopStringDetector(tokenizer, stop_strings)
+
+    return StopChecker(model.eos_token_ids, make_detector)

@@ -1,0 +1,55 @@
+"""The context side of a worker: what happens to a prompt once it is computed.
+
+Hands finished contexts over by ticket and follows their leases to the end. Knows nothing of the step.
+"""
+
+from kvtransfer.agent import TransferAgent
+from kvtransfer.messages import LeaseOutcome
+from manager import LeaseId, PageLease
+from scheduler.interface import IterationScheduler
+from scheduler.messages import ContextDone, Handoff, LeaseEnded
+from scheduler.request import Request
+from scheduler.spec import AttemptId
+from serving.workers.outbox import Outbox
+from serving.workers.staging import PageStaging
+
+
+class ContextSide:
+    """Leases that this worker gave, by attempt."""
+
+    def __init__(
+        self, scheduler: IterationScheduler, agent: TransferAgent, outbox: Outbox, staging: PageStaging
+    ) -> None:
+        """All four belong to the same loop."""
+        self._scheduler = scheduler
+        self._agent = agent
+        self._outbox = outbox
+        self._staging = staging
+        self._leases: dict[AttemptId, LeaseId] = {}
+
+    def hand_over(self, request: Request, lease: PageLease, now_s: float) -> None:
+        """A context finished: hold its pages for a reader and tell the central scheduler where they are."""
+        self._staging.copy_out(lease.pages)
+        self._agent.hold(lease, now_s)
+        self._leases[request.attempt_id] = lease.lease_id
+        handoff = Handoff(self._agent.make_ticket(lease), request.token_ids[-1])
+        self._outbox.report(ContextDone(request.attempt_id, handoff))
+
+    def finished_by_first_token(self, request: Request) -> None:
+        """Nothing to transfer (C4)."""
+        self._outbox.report(ContextDone(request.attempt_id, None))
+
+    def drop_lease(self, attempt_id: AttemptId, now_s: float) -> None:
+        """The attempt was cancelled: nobody will read its pages."""
+        lease_id = self._leases.get(attempt_id)
+        # False: it has ended before, and its outcome is on its way to `on_lease`.
+        if lease_id is not None and self._agent.drop_lease(lease_id):
+            del self._leases[attempt_id]
+            self._scheduler.on_lease_ended(lease_id, now_s, settled=False)
+
+    def on_lease(self, outcome: LeaseOutcome, now_s: float) -> None:
+        """A lease was settled, expired or dropped: its pages are the manager's again."""
+        request = self._scheduler.on_lease_ended(outcome.lease_id, now_s, settled=outcome.settled)
+        if request is not None:
+            self._leases.pop(request.attempt_id, None)
+            self._outbox.report(LeaseEnded(request.attempt_id, outcome.lease_id, outcome.settled))

@@ -1,0 +1,97 @@
+"""The generation side of a worker: offers, the receiving of pages, activation.
+
+An offer holds nothing; a reservation holds pages that only the agent writes; an activated request is an
+ordinary decode. Knows nothing of the step.
+"""
+
+from collections.abc import Sequence
+
+from kvtransfer.agent import TransferAgent
+from kvtransfer.messages import ReceiveOutcome, ReceiveResult, TransferTicket
+from manager import KVCacheManager, PageLocation, RequestId
+from scheduler.interface import IterationScheduler
+from scheduler.messages import Activated, DeliverHandoff, ErrorKind, Failed, Handoff, OfferGeneration, Reserved
+from scheduler.request import Request
+from scheduler.spec import AttemptId
+from serving.workers.outbox import Outbox
+from serving.workers.phase_clock import PhaseClock
+from serving.workers.staging import PageStaging
+
+
+class GenerationSide:
+    """Handoffs that this worker was offered, by attempt."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        scheduler: IterationScheduler,
+        agent: TransferAgent,
+        outbox: Outbox,
+        phases: PhaseClock,
+        staging: PageStaging,
+    ) -> None:
+        """All six belong to the same loop."""
+        self._manager = manager
+        self._scheduler = scheduler
+        self._agent = agent
+        self._outbox = outbox
+        self._phases = phases
+        self._staging = staging
+        self._handoffs: dict[AttemptId, Handoff] = {}
+        self._filling: dict[AttemptId, Sequence[PageLocation]] = {}
+
+    def offer(self, command: OfferGeneration, now_s: float) -> None:
+        """Queue the offer for the next plan. Raises RequestTooLarge."""
+        self._scheduler.add_generation_offer(command.attempt_id, command.spec, command.handoff, now_s)
+        if command.handoff is not None:
+            self._handoffs[command.attempt_id] = command.handoff
+
+    def deliver(self, command: DeliverHandoff) -> None:
+        """The finished context of a generation-first offer."""
+        if self._scheduler.get(command.attempt_id) is not None:
+            self._handoffs[command.attempt_id] = command.handoff
+
+    def start_receive(self, request: Request, now_s: float) -> None:
+        """A reservation was committed: read its pages."""
+        self._outbox.report(Reserved(request.attempt_id))
+        handoff = self._handoffs[request.attempt_id]
+        ticket = handoff.ticket
+        if not isinstance(ticket, TransferTicket):
+            message = f"attempt {request.attempt_id}: ticket of unknown type {type(ticket).__name__}"
+            self._end_receive(request.request_id, message, now_s)
+            return
+        pages = tuple(self._manager.pages_to_fill(request.request_id))
+        self._filling[request.attempt_id] = pages
+        self._agent.start_receive(request.request_id, ticket, pages, now_s)
+
+    def on_receive(self, outcome: ReceiveOutcome, now_s: float) -> None:
+        """A receive ended: activate what was verified, release everything else (I7)."""
+        if outcome.result is ReceiveResult.VERIFIED:
+            self._activate(outcome.request_id, now_s)
+        else:
+            message = outcome.message or f"attempt {outcome.request_id}: transfer {outcome.result}"
+            self._end_receive(outcome.request_id, message, now_s)
+
+    def forget(self, attempt_id: AttemptId) -> None:
+        """The attempt has ended here, or was deferred."""
+        self._handoffs.pop(attempt_id, None)
+        self._filling.pop(attempt_id, None)
+
+    def _activate(self, request_id: RequestId, now_s: float) -> None:
+        handoff = self._handoffs.pop(AttemptId(request_id), None)
+        if handoff is None:
+            # The attempt was cancelled while its pages arrived: only its quarantine is left.
+            self._scheduler.on_receive_ended(request_id, now_s)
+            return
+        self._staging.copy_in(self._filling.pop(AttemptId(request_id)))
+        request = self._scheduler.on_received(request_id, handoff.first_token_id, now_s)
+        if request is not None:
+            self._phases.enter(request.attempt_id, "generation", now_s)
+            self._outbox.report(Activated(request.attempt_id))
+
+    def _end_receive(self, request_id: RequestId, message: str, now_s: float) -> None:
+        self.forget(AttemptId(request_id))
+        request = self._scheduler.on_receive_ended(request_id, now_s)
+        if request is not None:
+            self._phases.forget(request.attempt_id)
+            self._outbox.report(Failed(request.attempt_id, ErrorKind.TRANSFER, message, retriable=True))

@@ -1,0 +1,333 @@
+"""The loop of a worker: commands and outcomes in, one step, events out.
+
+One iteration:
+
+    commands (central scheduler) ─┐
+    outcomes (agent thread) ──────┤─► schedule ─► engine.step ─► complete │ abandon ─► outbox
+                                  └── every call of the manager happens on this thread
+
+Owns the order of things in one iteration and nothing else: what runs is the scheduler's decision, what
+differs between the roles is in `context_worker` and `generation_worker`. Outcomes are drained even when
+nothing is schedulable (C5, I5).
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+from kvtransfer.agent import TransferAgent
+from kvtransfer.messages import LeaseOutcome, ReceiveOutcome
+from manager import Epoch, KVCacheManager, WorkerName
+from scheduler.errors import InvalidRequest
+from scheduler.interface import IterationScheduler
+from scheduler.messages import (
+    CancelAttempt,
+    Cancelled,
+    CommandBatch,
+    Deferred,
+    DeliverHandoff,
+    ErrorKind,
+    Failed,
+    Finished,
+    OfferGeneration,
+    RenewLeases,
+    RoomReported,
+    RunContext,
+    RunLocal,
+    WorkerCommand,
+    WorkerRole,
+    WorkerSnapshot,
+)
+from scheduler.output import DrawnToken, SchedulerOutput
+from scheduler.request import Request
+from scheduler.spec import AttemptId, FinishReason, Term
+from scheduler.states import AttemptState
+from serving.engine.batch import StepBatch, StepResult
+from serving.workers.batch_builder import BatchBuilder
+from serving.workers.context_worker import ContextSide
+from serving.workers.generation_worker import GenerationSide
+from serving.workers.outbox import Outbox
+from serving.workers.phase_clock import PhaseClock
+from serving.workers.staging import PageStaging
+from serving.workers.stop_checker import StopChecker
+
+_log = logging.getLogger("pdserve.worker")
+
+
+class StepEngine(Protocol):
+    """What the loop needs of the engine."""
+
+    def step(self, batch: StepBatch) -> StepResult:
+        """Compute the rows, write their KV, draw the tokens. May raise; nothing is retained then."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who a worker is."""
+
+    name: WorkerName
+    role: WorkerRole
+    epoch: Epoch
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """The finished collaborators of a loop."""
+
+    manager: KVCacheManager
+    scheduler: IterationScheduler
+    engine: StepEngine
+    agent: TransferAgent
+    batch_builder: BatchBuilder
+    stop_checker: StopChecker
+    outbox: Outbox
+    staging: PageStaging
+    wake: threading.Event
+    """Set by whoever has something for the loop."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the agent thread and reports may read while the loop works."""
+
+    iteration: int = 0
+    longest_step_s: float = 0.0
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class WorkerLoop:
+    """Runs one worker. `post` and `snapshot` may be called from any thread, the rest from the loop's."""
+
+    def __init__(
+        self, identity: WorkerIdentity, parts: WorkerParts, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start idle; `run_once` drives it."""
+        self._identity = identity
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._outbox = parts.outbox
+        self._clock = clock
+        self._inbox: deque[CommandBatch] = deque()
+        self._term = Term(0)
+        self._phases = PhaseClock(identity.name)
+        self._progress = _Progress()
+        self._counts = {"refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
+        self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
+        self._generation_side = GenerationSide(
+            parts.manager, parts.scheduler, parts.agent, parts.outbox, self._phases, parts.staging
+        )
+        self._snapshot = self._make_snapshot()
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def post(self, batch: CommandBatch) -> None:
+        """Queue commands; the loop takes them before its next pass."""
+        self._inbox.append(batch)
+        self._parts.wake.set()
+
+    def wake(self) -> None:
+        """Do not sleep on."""
+        self._parts.wake.set()
+
+    def snapshot(self) -> WorkerSnapshot:
+        """The account of the last finished iteration."""
+        return self._snapshot
+
+    @property
+    def longest_step_s(self) -> float:
+        """The longest step so far: the bound for a hung worker (C5)."""
+        return self._progress.longest_step_s
+
+    # -- the loop's thread -------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until something is posted, an outcome arrives, or the time is over."""
+        self._parts.wake.wait(timeout_s)
+
+    def run_once(self) -> bool:
+        """One iteration; returns whether anything was done."""
+        # Cleared before anything is drained: what arrives from here on ends the next wait at once.
+        self._parts.wake.clear()
+        busy = self._take_commands()
+        busy = self._take_outcomes() or busy
+        if self._scheduler.has_work:
+            busy = self._pass() or busy
+        if busy:
+            if self._scheduler.take_room_report():
+                self._outbox.report(RoomReported())
+            self._snapshot = self._make_snapshot()
+            self._outbox.flush()
+        return busy
+
+    # -- commands and outcomes ---------------------------------------------------------------------
+
+    def _take_commands(self) -> bool:
+        busy = False
+        while self._inbox:
+            busy = True
+            batch = self._inbox.popleft()
+            if batch.term < self._term:
+                self._counts["refused_terms"] += 1
+                continue
+            self._term = batch.term
+            for command in batch.commands:
+                self._on_command(command)
+        return busy
+
+    def _on_command(self, command: WorkerCommand) -> None:
+        now_s = self._clock()
+        match command:
+            case RunContext() | RunLocal() | OfferGeneration():
+                self._admit(command, now_s)
+            case DeliverHandoff():
+                self._generation_side.deliver(command)
+            case CancelAttempt():
+                self._end(command.attempt_id, now_s)
+            case RenewLeases():
+                self._parts.agent.renew(command.lease_ids, now_s)
+            case _:
+                assert_never(command)
+
+    def _admit(self, command: RunContext | RunLocal | OfferGeneration, now_s: float) -> None:
+        if self._scheduler.get(command.attempt_id) is not None:
+            self._counts["ignored_commands"] += 1
+            return
+        try:
+            if isinstance(command, OfferGeneration):
+                self._generation_side.offer(command, now_s)
+                self._phases.enter(command.attempt_id, "offer", now_s)
+            else:
+                self._scheduler.add_context(command.attempt_id, command.spec, now_s)
+                self._phases.enter(command.attempt_id, "queue", now_s)
+        except InvalidRequest as error:
+            kind = ErrorKind.NEVER_FITS
+            self._outbox.report(Failed(command.attempt_id, kind, str(error), retriable=False))
+
+    def _end(self, attempt_id: AttemptId, now_s: float) -> None:
+        request = self._scheduler.get(attempt_id)
+        if request is None:
+            self._counts["ignored_commands"] += 1
+            return
+        was_receiving = request.state is AttemptState.DISAGG_GENERATION_TRANS_IN_PROGRESS
+        self._scheduler.cancel(attempt_id, now_s)
+        if was_receiving:
+            self._parts.agent.cancel_receive(request.request_id)
+        self._context_side.drop_lease(attempt_id, now_s)
+        self._forget(attempt_id)
+        self._outbox.report(Cancelled(attempt_id))
+
+    def _take_outcomes(self) -> bool:
+        outcomes = self._parts.agent.take_outcomes()
+        for outcome in outcomes:
+            match outcome:
+                case ReceiveOutcome():
+                    self._generation_side.on_receive(outcome, self._clock())
+                case LeaseOutcome():
+                    self._context_side.on_lease(outcome, self._clock())
+                case _:
+                    assert_never(outcome)
+        return bool(outcomes)
+
+    # -- one pass and its step ---------------------------------------------------------------------
+
+    def _pass(self) -> bool:
+        output = self._scheduler.schedule(self._clock())
+        self._progress.iteration = output.iteration
+        for request in output.reserved:
+            self._phases.enter(request.attempt_id, "transfer", self._clock())
+            self._generation_side.start_receive(request, self._clock())
+        for request, deferral in output.deferred:
+            self._forget(request.attempt_id)
+            self._outbox.report(Deferred(request.attempt_id, deferral.reason, deferral.needed, deferral.available))
+        for request, message in output.failed:
+            self._fail(request, ErrorKind.NEVER_FITS, message, retriable=False)
+        if output.deadlock is not None:
+            _log.error("%s: nothing can run: %s", self._identity.name, output.deadlock)
+        if output.has_step:
+            self._step(output)
+        return output.has_step or bool(output.reserved or output.deferred or output.failed)
+
+    def _step(self, output: SchedulerOutput) -> None:
+        started_s = self._clock()
+        for chunk in output.contexts:
+            self._phases.enter(chunk.request.attempt_id, "context", started_s)
+        try:
+            result = self._parts.engine.step(self._parts.batch_builder.build(output))
+        except Exception as error:  # the engine is arbitrary code over arbitrary memory: V22 covers all of it
+            _log.exception("step %d failed", output.iteration)
+            self._abandon(output, error)
+            return
+        self._progress.longest_step_s = max(self._progress.longest_step_s, self._clock() - started_s)
+        self._complete(output, result)
+
+    def _abandon(self, output: SchedulerOutput, error: Exception) -> None:
+        self._counts["failed_steps"] += 1
+        abandoned = self._scheduler.abandon(output, self._clock())
+        for request in abandoned.failed:
+            message = f"request {request.spec.uid}: the engine failed in step {output.iteration}: {error}"
+            self._fail(request, ErrorKind.ENGINE, message, retriable=False)
+
+    def _complete(self, output: SchedulerOutput, result: StepResult) -> None:
+        requests = [chunk.request for chunk in output.contexts if chunk.is_last]
+        requests += output.generations
+        drawn = {}
+        for request in requests:
+            token_id = result.token_ids[request.request_id]
+            drawn[request.request_id] = DrawnToken(token_id, self._parts.stop_checker.check(request, token_id))
+        completed = self._scheduler.complete(output, drawn, self._clock())
+        now_s = self._clock()
+        for request, position, token in completed.tokens:
+            self._phases.enter(request.attempt_id, "generation", now_s)
+            durations = None
+            if self._phases.is_first_token(request.attempt_id) or token.finish_reason is not None:
+                durations = self._phases.durations(request, now_s)
+            self._outbox.token(request, position, token, durations)
+            if token.finish_reason is not None:
+                self._finish(request, token.finish_reason)
+        for request, lease in completed.leases:
+            self._context_side.hand_over(request, lease, now_s)
+            self._forget(request.attempt_id)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._forget(request.attempt_id)
+        if request.state is AttemptState.DISAGG_CONTEXT_COMPLETE:
+            self._context_side.finished_by_first_token(request)
+        else:
+            self._outbox.report(Finished(request.attempt_id, reason))
+
+    def _fail(self, request: Request, kind: ErrorKind, message: str, *, retriable: bool) -> None:
+        self._forget(request.attempt_id)
+        self._outbox.report(Failed(request.attempt_id, kind, message, retriable=retriable))
+
+    def _forget(self, attempt_id: AttemptId) -> None:
+        self._phases.forget(attempt_id)
+        self._parts.stop_checker.forget(attempt_id)
+        self._generation_side.forget(attempt_id)
+
+    # -- accounts ----------------------------------------------------------------------------------
+
+    def _make_snapshot(self) -> WorkerSnapshot:
+        counters = dict(self._scheduler.counters())
+        transfers = self._parts.agent.counters()
+        counters.update(transfers)
+        counters["transfers"] = transfers["receives_verified"]
+        counters["transfer_bytes"] = transfers["bytes_received"]
+        counters.update(self._counts)
+        return WorkerSnapshot(
+            worker=self._identity.name,
+            role=self._identity.role,
+            epoch=self._identity.epoch,
+            pid=self._identity.pid,
+            state="running",
+            iteration=self._progress.iteration,
+            running=tuple(request.attempt_id for request in self._scheduler.running),
+            waiting=tuple(request.attempt_id for request in self._scheduler.waiting),
+            stats=self._parts.manager.stats(),
+            counters=counters,
+        )

@@ -1,0 +1,95 @@
+"""`Worker`: one worker's loop and agent, their threads, and what peers and the central scheduler call."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kvtransfer import TransferAgent
+from manager.kv_cache_manager import KVCacheManagerV2
+from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot
+from serving.workers.agent_thread import AgentThread
+from serving.workers.step_loop import WorkerIdentity, WorkerLoop
+
+_log = logging.getLogger("pdserve.worker")
+_IDLE_WAIT_S = 0.25
+
+
+class Worker:
+    """A built worker. `start` runs it on two threads; without `start`, `run_once` drives it by hand."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        loop: WorkerLoop,
+        agent_thread: AgentThread,
+        *,
+        manager: KVCacheManagerV2,
+        on_close: Callable[[], None],
+    ) -> None:
+        """Use `assembly.build_worker`."""
+        self.identity = identity
+        self.manager = manager
+        self._loop = loop
+        self._agent_thread = agent_thread
+        self._on_close = on_close
+        self._is_stopping = False
+        self._on_fatal: Callable[[], None] = _nothing
+        self._thread = threading.Thread(target=self._run, name="pdserve-loop", daemon=True)
+
+    @property
+    def agent(self) -> TransferAgent:
+        """What peers talk to; its `settle` may be called from any thread."""
+        return self._agent_thread.agent
+
+    def registration(self) -> WorkerRegistration:
+        """The first word to the central scheduler."""
+        identity = self.identity
+        return WorkerRegistration(
+            worker=identity.name,
+            role=identity.role,
+            epoch=identity.epoch,
+            pid=identity.pid,
+            max_request_tokens=self.manager.max_request_tokens,
+        )
+
+    def start(self, on_fatal: Callable[[], None]) -> None:
+        """Run both threads. `on_fatal` is called when the loop dies of a bug: the worker must be fenced (M6)."""
+        self._on_fatal = on_fatal
+        self._thread.start()
+        self._agent_thread.start()
+
+    def post(self, batch: CommandBatch) -> None:
+        """Commands of the central scheduler, from any thread."""
+        self._loop.post(batch)
+
+    def snapshot(self) -> WorkerSnapshot:
+        """The account of the last finished iteration."""
+        return self._loop.snapshot()
+
+    def run_once(self) -> bool:
+        """One turn of the agent and one iteration, by hand."""
+        self._agent_thread.run_once()
+        return self._loop.run_once()
+
+    def stop(self) -> None:
+        """End both threads and release the memory; may be called twice."""
+        self._is_stopping = True
+        self._loop.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+        self._agent_thread.stop()
+        self.agent.close()
+        self._on_close()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                if not self._loop.run_once():
+                    self._loop.wait(_IDLE_WAIT_S)
+        except Exception:  # a bug: the state can no longer be trusted, so nothing may carry on with it
+            _log.critical("%s: the loop died; last account %s", self.identity.name, self.snapshot(), exc_info=True)
+            self._on_fatal()
+
+
+def _nothing() -> None:
+    """Nobody to tell."""

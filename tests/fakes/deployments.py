@@ -1,0 +1,124 @@
+"""Whole deployments in one process, made of the real parts: what integration tests drive."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from configs import DeploymentConfig
+from manager import Epoch, WorkerName
+from scheduler.messages import DoorNotice, WorkerRole
+from scheduler.spec import (
+    DoorName,
+    FinishReason,
+    RequestSpec,
+    RequestUid,
+    SamplingParams,
+    StopParams,
+)
+from serving.inprocess import InprocessCluster, InprocessPeers, InprocessSinks
+from serving.workers.assembly import WorkerPlan, build_worker
+from serving.workers.step_loop import WorkerIdentity
+
+DOOR = DoorName("door")
+_PUMP_LIMIT_S = 600.0
+
+
+class Deployment:
+    """A cluster and the one client of it: submits requests, collects their tokens."""
+
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        model_folder: Path,
+        pool_folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Build every worker that `config` asks for."""
+        self.config = config
+        self._uids = itertools.count()
+        self._tokens: dict[RequestUid, list[int]] = {}
+        self.finished: dict[RequestUid, FinishReason] = {}
+        self.notices: list[DoorNotice] = []
+        sinks, peers = InprocessSinks(clock), InprocessPeers(clock)
+        workers = {}
+        roles = _roles(self.config)
+        for index, role in enumerate(roles):
+            name = WorkerName(f"{role}-{roles[:index].count(role)}")
+            identity = WorkerIdentity(name, role, Epoch(index + 1), os.getpid())
+            plan = WorkerPlan(self.config, model_folder, pool_folder, num_threads=1)
+            workers[identity.name] = build_worker(identity, plan, peers, sinks, clock)
+            peers.add(identity.name, workers[identity.name].agent)
+        self.cluster = InprocessCluster(self.config.central, workers, sinks, clock)
+
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int, *, sampling: SamplingParams | None = None, ignore_eos: bool = True
+    ) -> RequestUid:
+        """Queue one request; greedy unless told otherwise."""
+        uid = RequestUid(f"request-{next(self._uids)}")
+        spec = RequestSpec(
+            uid=uid,
+            door=DOOR,
+            prompt_token_ids=tuple(prompt),
+            sampling=sampling or SamplingParams(temperature=0.0),
+            stop=StopParams(max_tokens=max_tokens, ignore_eos=ignore_eos),
+        )
+        assert self.cluster.submit(DOOR, [spec]).refused == ()
+        self._tokens[uid] = []
+        return uid
+
+    def pump(self) -> bool:
+        """One turn of everything; collects what reached the door."""
+        busy = self.cluster.pump()
+        for batch in self.cluster.take_tokens():
+            for event in batch.events:
+                assert event.position == len(self._tokens[event.uid]), "tokens arrive in order, once"
+                self._tokens[event.uid].append(event.token_id)
+                if event.finish_reason is not None:
+                    assert event.uid not in self.finished, "one last token"
+                    self.finished[event.uid] = event.finish_reason
+        self.notices += self.cluster.take_notices()
+        return busy
+
+    def run(self, uids: Sequence[RequestUid]) -> list[list[int]]:
+        """Pump until all of `uids` have finished; returns their tokens."""
+        deadline_s = time.monotonic() + _PUMP_LIMIT_S
+        while not all(uid in self.finished for uid in uids):
+            if not self.pump():
+                time.sleep(0.0005)
+            assert self.notices == []
+            assert time.monotonic() < deadline_s, self.cluster.central.state(time.monotonic())
+        return [self._tokens[uid] for uid in uids]
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **fields: object) -> list[list[int]]:
+        """Submit all at once and run them."""
+        sampling = fields.get("sampling")
+        assert sampling is None or isinstance(sampling, SamplingParams)
+        return self.run([self.submit(prompt, max_tokens, sampling=sampling) for prompt in prompts])
+
+    def settle_down(self) -> None:
+        """Pump until idle, audit every manager, and prove that every pool is at its baseline (I12)."""
+        while self.pump():
+            pass
+        for worker in self.cluster.workers.values():
+            worker.manager.audit()
+            stats = worker.manager.stats()
+            assert stats.index_slots_free == stats.index_slots_total
+            for pages in stats.tiers.values():
+                assert pages.free + pages.cached == pages.total
+                assert pages.in_use == pages.leased == pages.reserved == pages.quarantined == 0
+
+    def close(self) -> None:
+        """Stop every worker."""
+        self.cluster.close()
+
+
+def _roles(config: DeploymentConfig) -> list[WorkerRole]:
+    cluster = config.cluster
+    return (
+        [WorkerRole.CONTEXT] * cluster.context_workers
+        + [WorkerRole.GENERATION] * cluster.generation_workers
+        + [WorkerRole.MIXED] * cluster.mixed_workers
+    )

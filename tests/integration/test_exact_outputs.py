@@ -1,0 +1,124 @@
+"""I15 on the real model: mixed == disaggregated == any batch, and == transformers in float32 greedy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs import DeploymentConfig, load_deployment
+from scheduler.spec import SamplingParams
+from serving.engine.fetch import DEFAULT_MODEL, default_cache_dir, fetched_folder
+from serving.tokenizer import Tokenizer
+from tests.fakes.deployments import Deployment
+from tests.fakes.reference import ReferenceStep, agrees_with_reference, transformers_greedy
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+NUM_TOKENS = 64
+_TEXT = (
+    "The lighthouse keeper climbed the narrow stairs every evening, counting the steps aloud, and every evening "
+    "the number was the same. He wrote it in a book, together with the colour of the sea and the names of the ships. "
+)
+
+
+def _config(dtype: str, *, mixed: bool) -> DeploymentConfig:
+    return load_deployment("local-mixed" if mixed else "local-cpu", {"engine": {"dtype": dtype}})
+
+
+@pytest.fixture(scope="module")
+def model_folder() -> Path:
+    folder = fetched_folder(DEFAULT_MODEL, default_cache_dir())
+    if folder is None:
+        pytest.skip("SmolLM2 is not fetched; run scripts/fetch_model.py")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(model_folder: Path) -> list[list[int]]:
+    """1 to 1,500 tokens; two share a long prefix; two are exact multiples of a page."""
+    text = Tokenizer.load(model_folder).encode(_TEXT * 40)
+    return [
+        text[5:6],
+        text[:13],
+        text[:32],
+        text[100:148],
+        text[40:240] + text[300:311],
+        text[40:240] + text[500:523],
+        text[200:777],
+        text[:1500],
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder: Path, prompts: list[list[int]]) -> list[list[ReferenceStep]]:
+    return [transformers_greedy(model_folder, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.fixture(scope="module", params=["mixed", "disaggregated"])
+def float32(
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    deployment = Deployment(
+        _config("float32", mixed=request.param == "mixed"), model_folder, tmp_path_factory.mktemp("pools")
+    )
+    yield deployment
+    deployment.close()
+
+
+def test_one_by_one_the_tokens_are_those_of_transformers(
+    float32: Deployment, prompts: list[list[int]], reference: list[list[ReferenceStep]]
+) -> None:
+    for prompt, steps in zip(prompts, reference, strict=True):
+        (tokens,) = float32.generate([prompt], NUM_TOKENS)
+        agrees_with_reference(tokens, steps)
+    float32.settle_down()
+
+
+def test_all_at_once_the_tokens_are_those_of_transformers(
+    float32: Deployment, prompts: list[list[int]], reference: list[list[ReferenceStep]]
+) -> None:
+    for tokens, steps in zip(float32.generate(prompts, NUM_TOKENS), reference, strict=True):
+        agrees_with_reference(tokens, steps)
+    float32.settle_down()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sampled_choices_are_the_same_mixed_and_disaggregated_alone_and_together_and_differ(
+    dtype: str, model_folder: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    samplings = [SamplingParams(temperature=0.8, seed=1234, choice=choice) for choice in range(3)]
+    chosen = [prompts[index] for index in (1, 2, 4, 5)]
+    results = []
+    for mixed in (True, False):
+        folder = tmp_path / f"{mixed}"
+        folder.mkdir()
+        deployment = Deployment(_config(dtype, mixed=mixed), model_folder, folder)
+        alone = [
+            deployment.run([deployment.submit(prompt, 32, sampling=sampling)])[0]
+            for prompt in chosen
+            for sampling in samplings
+        ]
+        together = deployment.run(
+            [deployment.submit(prompt, 32, sampling=sampling) for prompt in chosen for sampling in samplings]
+        )
+        deployment.settle_down()
+        deployment.close()
+        results += [alone, together]
+    assert results[1:] == results[:1] * 3
+    for index in range(0, len(results[0]), 3):
+        assert len({tuple(tokens) for tokens in results[0][index : index + 3]}) == 3
+
+
+def test_bfloat16_greedy_is_the_same_mixed_and_disaggregated(
+    model_folder: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    results = []
+    for mixed in (True, False):
+        folder = tmp_path / f"{mixed}"
+        folder.mkdir()
+        deployment = Deployment(_config("bfloat16", mixed=mixed), model_folder, folder)
+        results.append([deployment.generate([prompt], NUM_TOKENS)[0] for prompt in prompts])
+        results.append(deployment.generate(prompts, NUM_TOKENS))
+        deployment.settle_down()
+        deployment.close()
+    assert results[1:] == results[:1] * 3

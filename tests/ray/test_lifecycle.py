@@ -1,0 +1,47 @@
+"""Start, stop and crash of a real server: nothing is left behind."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serving.run_folder import RUN_ID_VARIABLE
+from tests.ray.server_process import running_server, start_server
+
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(600)]
+
+_RUNS = Path("/dev/shm/pdserve")
+
+
+def test_after_kill_9_the_next_start_removes_everything_of_the_first_run() -> None:
+    runs_before = set(_RUNS.iterdir()) if _RUNS.is_dir() else set()
+    first = start_server("--config", "local-mixed")
+    (folder,) = set(_RUNS.iterdir()) - runs_before
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait(10)
+    with running_server("--config", "local-mixed") as second:
+        assert second.complete("Hello", max_tokens=2)["choices"]
+        assert not folder.exists()
+        left = [process for process in psutil.process_iter() if _run_id(process) == folder.name]
+        assert left == []
+    assert set(_RUNS.iterdir()) == runs_before
+
+
+def test_a_port_that_is_taken_is_one_line_and_no_stack_trace() -> None:
+    with running_server("--config", "local-mixed") as server:
+        port = server.url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "serving.cli", "serve", "--config", "local-mixed", "--port", port]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def _run_id(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(RUN_ID_VARIABLE)
+    except psutil.Error:
+        return None
