@@ -6,7 +6,7 @@ from manager import Grant, Refusal, RefusalReason
 from scheduler.iteration_pass import IterationPass
 from scheduler.request import Request, WithDrafts
 from scheduler.request_table import RequestTable
-from scheduler.states import AttemptEvent, AttemptState
+from scheduler.states import AttemptState
 
 
 class GenerationPlanner:
@@ -32,24 +32,40 @@ class GenerationPlanner:
         After the first refusal, requests that hold device pages still advance, but nobody resumes: room
         that appears now belongs to the one that was refused (B1, B15).
         """
-        plan, budget = self._plan, self._plan.budget
+        decisions, budget = self._plan.decisions, self._plan.budget
+        allocate = self._plan.manager.try_allocate_generation
+        seated, pushed_out = decisions.generations, decisions.pushed_out
         line = self._in_line()
         for place, request in enumerate(line):
-            if not budget.has_seat(1):
+            if budget.requests <= 0 or budget.rows <= 0:
                 break
             is_paused = request.state is AttemptState.GENERATION_PAUSED
-            if plan.is_pushed_out(request) or (is_paused and plan.decisions.blocked_by is not None):
+            if (is_paused and decisions.blocked_by is not None) or request.request_id in pushed_out:
                 continue
-            # Drafts get only rows that no decode behind needs for its own token.
-            behind = min(len(line) - place - 1, budget.requests - 1)
-            num_drafts = max(0, min(request.num_draft_tokens, budget.rows - 1 - behind))
-            self._seat(request, num_drafts, is_paused=is_paused)
+            if request.num_draft_tokens or is_paused:
+                self._seat(request, self._num_drafts(request, len(line) - place - 1), is_paused=is_paused)
+                continue
+            # By far the most frequent case, kept short: a running decode without drafts gets its place.
+            answer = allocate(request)
+            if isinstance(answer, Refusal):
+                self._seat(request, 0, is_paused=False)
+                continue
+            budget.commit(answer)
+            budget.take_rows(1)
+            seated[request.request_id] = (request, 0)
 
     def _in_line(self) -> list[Request]:
-        line = self._table.ordering.first_to_last(self._table.generations.values())
+        line = self._table.generations_in_line()
         if self._fresh_first:
-            line.sort(key=lambda request: request.history[-1].event is not AttemptEvent.ACTIVATED)
+            # One known token beyond the prompt: its first decode step is yet to come.
+            line = sorted(line, key=lambda request: len(request.token_ids) != request.prompt_length + 1)
         return line
+
+    def _num_drafts(self, request: Request, num_behind: int) -> int:
+        """Drafts get only rows that no decode behind needs for its own token."""
+        budget = self._plan.budget
+        behind = min(num_behind, budget.requests - 1)
+        return max(0, min(request.num_draft_tokens, budget.rows - 1 - behind))
 
     def _seat(self, request: Request, num_drafts: int, *, is_paused: bool) -> None:
         plan = self._plan
@@ -77,19 +93,20 @@ class GenerationPlanner:
         """
 
         def allocate(request: Request) -> int | Refusal:
-            manager, budget = self._plan.manager, self._plan.budget
-            lengths = (num_drafts, 0) if num_drafts else (0,)
-            answer: Grant | Refusal | None = None
-            for length in lengths:
-                same = length == request.num_draft_tokens
-                answer = manager.try_allocate_generation(request if same else WithDrafts(request, length))
-                if isinstance(answer, Grant):
-                    budget.commit(answer)
-                    return length
-            assert isinstance(answer, Refusal)
-            return answer
+            answer = self._allocate(request, num_drafts)
+            if isinstance(answer, Refusal) and num_drafts:
+                answer = self._allocate(request, 0)
+                return answer if isinstance(answer, Refusal) else 0
+            return answer if isinstance(answer, Refusal) else num_drafts
 
         return allocate
+
+    def _allocate(self, request: Request, num_drafts: int) -> Grant | Refusal:
+        is_wish = num_drafts == request.num_draft_tokens
+        answer = self._plan.manager.try_allocate_generation(request if is_wish else WithDrafts(request, num_drafts))
+        if isinstance(answer, Grant):
+            self._plan.budget.commit(answer)
+        return answer
 
     def _victims(self, request: Request) -> list[Request]:
         """A context never keeps what a running decode needs (S1), so started contexts go first."""

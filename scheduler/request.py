@@ -33,11 +33,13 @@ class Request:
         arrival: order of arrival on this worker; smaller is older.
         failed_steps: steps that raised while it was in them (V22).
         num_reused_tokens: positions found in the cache by its first prefix claim here (cached_tokens).
-        history: every state change, oldest first.
+        history: every event but TOKEN, oldest first; tokens are in `token_ids`.
+        request_id: the manager's key: this attempt.
+        token_ids: prompt, accepted and generated tokens; grows at its end.
+        prompt_length: tokens that this attempt started with: the prompt, and accepted tokens of earlier attempts.
     """
 
     __slots__ = (
-        "_prompt_length",
         "_token_ids",
         "arrival",
         "attempt_id",
@@ -45,8 +47,11 @@ class Request:
         "history",
         "num_draft_tokens",
         "num_reused_tokens",
+        "prompt_length",
+        "request_id",
         "spec",
         "state",
+        "token_ids",
     )
 
     def __init__(
@@ -61,25 +66,13 @@ class Request:
         self.num_draft_tokens = 0
         self.num_reused_tokens: int | None = None
         self.history: list[StateChange] = []
+        # Attributes, not properties: a pass reads them several times per request.
+        self.request_id = RequestId(attempt_id)
         self._token_ids = [*spec.prompt_token_ids, *spec.accepted_token_ids]
-        self._prompt_length = len(self._token_ids)
+        self.token_ids: Sequence[int] = self._token_ids
+        self.prompt_length = len(self._token_ids)
 
     # -- manager.CacheRequest ----------------------------------------------------------------------
-
-    @property
-    def request_id(self) -> RequestId:
-        """The manager's key: this attempt."""
-        return RequestId(self.attempt_id)
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Prompt, accepted and generated tokens."""
-        return self._token_ids
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens that this attempt started with: the prompt, and accepted tokens of earlier attempts."""
-        return self._prompt_length
 
     @property
     def reuse_scope(self) -> ReuseScope:
@@ -121,6 +114,8 @@ class Request:
     def on_event(self, event: AttemptEvent, now_s: float) -> None:
         """Move by the table. Raises IllegalTransition and changes nothing where the table has no entry."""
         before, self.state = self.state, advance_attempt(self.state, event)
+        if event is AttemptEvent.TOKEN:
+            return
         self.history.append(StateChange(event, self.state, now_s))
         if _log.isEnabledFor(logging.DEBUG):
             names = {"uid": self.spec.uid, "attempt": self.attempt_id, "event": event.value}

@@ -34,6 +34,7 @@ class RequestTable:
 
     __slots__ = (
         "_by_id",
+        "_generation_line",
         "contexts",
         "generations",
         "leased",
@@ -55,6 +56,7 @@ class RequestTable:
         self.leased: dict[LeaseId, Request] = {}
         self.quarantined: dict[RequestId, Request] = {}
         self._by_id: dict[RequestId, Request] = {}
+        self._generation_line: list[Request] | None = None
 
     def enter(self, request: Request) -> None:
         """Make it known; the caller puts it into its place."""
@@ -71,6 +73,7 @@ class RequestTable:
         self.waiting.discard(request_id)
         for place in (self.contexts, self.receiving, self.generations):
             place.pop(request_id, None)
+        self._generation_line = None
         self.offers.pop(request_id, None)
 
     def move_to_generations(self, request: Request) -> None:
@@ -78,6 +81,7 @@ class RequestTable:
         self.contexts.pop(request.request_id, None)
         self.receiving.pop(request.request_id, None)
         self.generations[request.request_id] = request
+        self._generation_line = None
 
     def return_to_line(self, requests: Iterable[Request]) -> None:
         """They were looked at and go back to where they stood; the line is as if they had never left."""
@@ -87,6 +91,7 @@ class RequestTable:
     def move_to_contexts(self, request: Request) -> None:
         """It left the waiting line, or lost its pages and computes its tokens again."""
         self.generations.pop(request.request_id, None)
+        self._generation_line = None
         self.contexts[request.request_id] = request
 
     def move_to_receiving(self, request: Request) -> None:
@@ -124,6 +129,12 @@ class RequestTable:
         yield from self.generations.values()
         yield from self.receiving.values()
         yield from self.contexts.values()
+
+    def generations_in_line(self) -> list[Request]:
+        """The generations, first in order first; kept from pass to pass while nobody comes or goes."""
+        if self._generation_line is None:
+            self._generation_line = self.ordering.first_to_last(self.generations.values())
+        return self._generation_line
 
     def first_context_in_line(self) -> Request | None:
         """Who gets the first chunk: a started context before a new one."""
