@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from configs import SchedulerConfig
 from configs.scheduling import ChunkingPolicy
-from manager import Refusal, RefusalReason, RequestId
+from manager import Grant, Refusal, RefusalReason, RequestId
 from scheduler.chunking import equal_progress_tokens, next_chunk_tokens
 from scheduler.iteration_pass import IterationPass
 from scheduler.output import ContextChunk
@@ -191,6 +191,10 @@ class ContextPlanner:
             plan.return_to(mark)
             return _NoRows.NO_ROWS
         growth = plan.manager.resize_context(request, num_tokens)
+        while _is_too_large(growth) and num_tokens > self._config.chunk_unit_tokens:
+            # A window's pool holds less than a whole context: a shorter chunk may fit where this never does.
+            num_tokens = next_chunk_tokens(remaining, num_tokens - 1, self._config.chunk_unit_tokens)
+            growth = plan.manager.resize_context(request, num_tokens)
         if isinstance(growth, Refusal):
             plan.return_to(mark)
             return growth
@@ -222,3 +226,7 @@ class ContextPlanner:
             for other in behind
             if self._plan.is_active(other) and other.request_id not in seated and not self._plan.is_pushed_out(other)
         ]
+
+
+def _is_too_large(answer: Grant | Refusal) -> bool:
+    return isinstance(answer, Refusal) and answer.reason is RefusalReason.NEVER_FITS

@@ -39,6 +39,7 @@ from scheduler.step_completion import StepCompletion
 _COUNTER_NAMES = (
     "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps", "late_signals",
     "duplicate_deferrals",
+    "sent_away",
 )  # fmt: skip
 
 
@@ -78,7 +79,8 @@ class KVCacheV2Scheduler:
         self._reckoning = PageReckoning(shape, config)
         self._counters: Counter[str] = Counter(dict.fromkeys(_COUNTER_NAMES, 0))
         self._table = RequestTable(Ordering(config.arrivals_per_priority))
-        self._effects = PassEffects(self._table, self._counters)
+        remote_min_tokens = config.recompute_remote_min_tokens if role is WorkerRole.GENERATION else 0
+        self._effects = PassEffects(self._table, self._counters, remote_min_tokens or None)
         self._outcomes = HandoffOutcomes(manager, self._table, self._window, self._counters)
         self._completion = StepCompletion(manager, self._table, role, max_step_retries=config.max_step_retries)
         self._num_arrivals = 0
@@ -244,6 +246,8 @@ class KVCacheV2Scheduler:
         self._starved = None if decisions.chunks else self._table.first_context_in_line()
         if output.has_step:
             self._open_output = output
+        if output.sent_away or output.failed:
+            self._note_release()
         self._is_idle_until_event = not output.has_step and not output.reserved and not decisions.restarts
         if output.deferred:
             self._owes_room_report, self._has_room_to_report = True, False

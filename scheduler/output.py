@@ -49,6 +49,8 @@ class SchedulerOutput:
         reserved: offers that became reservations in this pass; the loop starts their transfers.
         deferred: offers that could not be taken, with the reason; the worker holds nothing of them.
         failed: requests that can never run here, with the reason; already released.
+        sent_away: decodes that lost their pages here and are too long to compute again here (S3); released.
+            Report them as failed and retriable: their doors submit them again with all tokens.
         num_suspended: caches suspended in this pass.
         num_recomputed: caches paused for recompute in this pass.
         num_resumed: caches resumed in this pass.
@@ -63,6 +65,7 @@ class SchedulerOutput:
     reserved: tuple[Request, ...] = ()
     deferred: tuple[tuple[Request, Deferral], ...] = ()
     failed: tuple[tuple[Request, str], ...] = ()
+    sent_away: tuple[Request, ...] = ()
     num_suspended: int = 0
     num_recomputed: int = 0
     num_resumed: int = 0
