@@ -8,7 +8,7 @@ from configs import SchedulerConfig
 from manager import KVCacheManager
 from scheduler.admission import TransferAdmission
 from scheduler.messages import WorkerRole
-from tests.fakes.call_log import CallLog, Injected
+from tests.fakes.call_log import CallLog, Injected, LoggedWindow
 from tests.fakes.iteration_worker import IterationWorker, make_worker
 
 WINDOW_BYTES = 10_000
@@ -57,7 +57,7 @@ def make_scene(
         max_sequences=max_sequences,
         host_pages=host_pages,
         config=config,
-        window=window,
+        window=LoggedWindow(window, lambda name: logs[0].note(name)),
         wrap=wrap,
     )
     return Scene(worker, logs[0], window)

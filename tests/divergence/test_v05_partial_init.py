@@ -16,7 +16,7 @@ def build(prompt_rest: int = 12) -> Scene:
     scene.worker.context(make_spec("seed", (*PREFIX, 70), max_tokens=1))
     scene.worker.step()
     scene.worker.admit_generation(make_spec("running", 12, max_tokens=6))
-    scene.worker.offer(make_spec("offer", (*PREFIX, *range(500, 500 + prompt_rest)), max_tokens=4))
+    scene.worker.offer(make_spec("offer", (*PREFIX, *range(500, 500 + prompt_rest)), max_tokens=3))
     return scene
 
 
@@ -63,4 +63,6 @@ def test_a_fault_anywhere_in_the_pass_leaves_nothing(prompt_rest: int) -> None:
         scene.worker.scheduler.take_room_report()
         pass_of(scene)
 
-    assert "prepare_disagg_gen_init" in fault_at_every_call(lambda: build(prompt_rest), act)
+    hit = fault_at_every_call(lambda: build(prompt_rest), act)
+    assert "prepare_disagg_gen_init" in hit
+    assert ("try_take" in hit) == (prompt_rest == 1)

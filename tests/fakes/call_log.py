@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from manager import KVCacheManager, Refusal, RefusalReason, Transaction
+from manager import KVCacheManager, Refusal, RefusalReason, RequestId, Transaction
+from scheduler.admission import TransferAdmission
 
 REFUSABLE = frozenset(
     {"prepare_context", "resize_context", "try_allocate_generation", "prepare_disagg_gen_init", "suspend_request"}
@@ -71,6 +72,29 @@ class CallLog:
             return LoggedTransaction(answer, self.note) if name.startswith("begin_") else answer
 
         return counted
+
+
+class LoggedWindow:
+    """A transfer window whose `try_take` is a counted call."""
+
+    def __init__(self, window: TransferAdmission, note: Callable[[str], None]) -> None:
+        """Wrap a window."""
+        self._window = window
+        self._note = note
+
+    def try_take(self, request_id: RequestId, num_bytes: int) -> bool:
+        """Take, or fail before anything is taken."""
+        self._note("try_take")
+        return self._window.try_take(request_id, num_bytes)
+
+    def release(self, request_id: RequestId) -> None:
+        """Give back."""
+        self._window.release(request_id)
+
+    @property
+    def available_bytes(self) -> int:
+        """The window's."""
+        return self._window.available_bytes
 
 
 class LoggedTransaction:
