@@ -38,6 +38,7 @@ from serving.workers.assembly import WorkerPlan, build_worker
 from serving.workers.step_loop import WorkerIdentity
 
 CENTRAL_NAME = "central"
+_log = logging.getLogger("pdserve.actors")
 _TICK_S = 0.1
 _SWITCH_INTERVAL_S = 0.0005  # the loop and Ray's threads share the interpreter lock; the default is 5 ms
 
@@ -193,7 +194,8 @@ class CentralActor:
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
         """A worker lives."""
-        self._central.heartbeat(heartbeat, time.monotonic())
+        for divergence in self._central.heartbeat(heartbeat, time.monotonic()):
+            _log.error("divergence repaired: %s", divergence)
         self._send()
 
     async def submit(self, door: DoorName, specs: Sequence[RequestSpec]) -> SubmitReply:
@@ -227,7 +229,7 @@ class CentralActor:
         for command in self._central.take_commands():
             with contextlib.suppress(PeerError):
                 match command:
-                    case SendToWorker(worker, batch):
+                    case SendToWorker(worker=worker, batch=batch):
                         self._directory.find(worker).post.remote(batch)
                     case NotifyDoor(door, notices):
                         self._directory.find(door).on_notices.remote(notices)

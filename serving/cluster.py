@@ -9,10 +9,11 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from configs import DeploymentConfig
@@ -126,12 +127,28 @@ class Cluster:
         """
         assert self._run is not None
         self._run.record_processes()
-        for name, reference in ((CENTRAL_NAME, self._central.health.remote()), (_DOOR_NAME, self._door.ping.remote())):
-            try:
-                ray.get(reference, timeout=_PING_TIMEOUT_S)
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                return f"{name} is gone: {_reason(error)}"
+        try:
+            state = ray.get(self._central.state.remote(), timeout=_PING_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            return f"the central scheduler is gone: {_reason(error)}"
+        try:
+            ray.get(self._door.ping.remote(), timeout=_PING_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            return f"the door is gone: {_reason(error)}"
+        for worker in state["workers"]:
+            if worker["state"] == "lost":
+                self._end_lost_worker(worker)
         return None
+
+    def _end_lost_worker(self, worker: Mapping[str, Any]) -> None:
+        """A fenced life must not go on (C5): end it, so that Ray starts the next one, with a new epoch."""
+        process = self._own_process(worker["pid"])
+        if process is not None:
+            _log.warning("ending %s (pid %d): %s", worker["name"], worker["pid"], worker.get("lost_reason"))
+            process.kill()
+
+    def _own_process(self, pid: int) -> psutil.Process | None:
+        return next((child for child in psutil.Process().children(recursive=True) if child.pid == pid), None)
 
     # -- stop --------------------------------------------------------------------------------------
 

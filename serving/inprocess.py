@@ -135,7 +135,7 @@ class InprocessCluster:
         commands = self.central.take_commands()
         for command in commands:
             match command:
-                case SendToWorker(worker, batch):
+                case SendToWorker(worker=worker, batch=batch):
                     self.workers[worker].post(batch)
                 case NotifyDoor(_, notices):
                     self._notices.extend(notices)

@@ -2,7 +2,7 @@
 
 The libraries below promise nothing; which kernel they take depends on the CPU, the shape, the number of rows
 and threads. So the real products are computed at several sizes and places, with 1 thread and with the number
-in force, and compared bit for bit. Costs about a second for 135 million parameters.
+in force, and compared bit for bit. Costs half a second for 135 million parameters.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,9 @@ from serving.engine.linear import MAX_ROWS, Linear
 from serving.engine.paging import TILE_TOKENS
 
 _MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
-_CHECKED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 96, 128, 192, 320, 511, 512)
+_CHECKED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 128, 320, 511)
+_MOVED_ROWS = 17
+"""Up to this size, a batch at another place of the same rows is compared too."""
 _CHECKED_PRODUCTS = (1, 2, 5, 24)
 """Numbers of products in one batched call of attention."""
 
@@ -91,8 +93,10 @@ def _sizes_that_differ(
             for num_rows in _CHECKED_ROWS:
                 if num_rows > len(rows):
                     break
-                is_first_equal = torch.equal(product(rows[:num_rows]), expected[:num_rows])
-                if not is_first_equal or not torch.equal(product(rows[-num_rows:]), expected[-num_rows:]):
+                is_equal = torch.equal(product(rows[:num_rows]), expected[:num_rows])
+                if is_equal and num_rows <= _MOVED_ROWS:
+                    is_equal = torch.equal(product(rows[-num_rows:]), expected[-num_rows:])
+                if not is_equal:
                     bad.add(num_rows)
     return bad
 

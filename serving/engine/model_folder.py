@@ -51,6 +51,8 @@ def load_model_config(folder: Path) -> ModelConfig:
     _refuse_other_architectures(path, raw)
     hidden_size = _integer(path, raw, "hidden_size")
     num_heads = _integer(path, raw, "num_attention_heads")
+    if num_heads <= 0:
+        raise ModelFileError(path, f"num_attention_heads={num_heads} must be above 0")
     ids = _token_ids(path, raw, "eos_token_id")
     generation_path = folder / GENERATION_CONFIG_FILE
     if generation_path.is_file():

@@ -13,6 +13,7 @@ from scheduler.interface import IterationScheduler
 from scheduler.messages import Activated, DeliverHandoff, ErrorKind, Failed, Handoff, OfferGeneration, Reserved
 from scheduler.request import Request
 from scheduler.spec import AttemptId
+from scheduler.states import AttemptState
 from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
 from serving.workers.staging import PageStaging
@@ -46,15 +47,31 @@ class GenerationSide:
         if command.handoff is not None:
             self._handoffs[command.attempt_id] = command.handoff
 
-    def deliver(self, command: DeliverHandoff) -> None:
-        """The finished context of a generation-first offer."""
-        if self._scheduler.get(command.attempt_id) is not None:
-            self._handoffs[command.attempt_id] = command.handoff
+    def deliver(self, command: DeliverHandoff, now_s: float) -> None:
+        """The finished context of a generation-first offer; its pages are read if they have a place already."""
+        request = self._scheduler.get(command.attempt_id)
+        if request is None:
+            return
+        self._handoffs[command.attempt_id] = command.handoff
+        if request.state is AttemptState.DISAGG_GENERATION_TRANS_IN_PROGRESS:
+            self._read(request, command.handoff, now_s)
 
-    def start_receive(self, request: Request, now_s: float) -> None:
-        """A reservation was committed: read its pages."""
+    def on_reserved(self, request: Request, now_s: float) -> None:
+        """A reservation was committed: read its pages, or wait for the context that fills them."""
         self._outbox.report(Reserved(request.attempt_id))
-        handoff = self._handoffs[request.attempt_id]
+        handoff = self._handoffs.get(request.attempt_id)
+        if handoff is not None:
+            self._read(request, handoff, now_s)
+
+    def stop_receive(self, request: Request, now_s: float) -> None:
+        """The attempt was cancelled while it held a reservation; its pages are quarantined."""
+        if request.attempt_id in self._filling:
+            self._agent.cancel_receive(request.request_id)
+        else:
+            # Nothing was ever read into them.
+            self._scheduler.on_receive_ended(request.request_id, now_s)
+
+    def _read(self, request: Request, handoff: Handoff, now_s: float) -> None:
         ticket = handoff.ticket
         if not isinstance(ticket, TransferTicket):
             message = f"attempt {request.attempt_id}: ticket of unknown type {type(ticket).__name__}"

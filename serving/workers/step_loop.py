@@ -115,6 +115,7 @@ class WorkerLoop:
         self._clock = clock
         self._inbox: deque[CommandBatch] = deque()
         self._term = Term(0)
+        self._commands_seen: tuple[Term, int] | None = None
         self._phases = PhaseClock(identity.name)
         self._progress = _Progress()
         self._counts = {"refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
@@ -176,6 +177,7 @@ class WorkerLoop:
                 self._counts["refused_terms"] += 1
                 continue
             self._term = batch.term
+            self._commands_seen = (batch.term, batch.sequence)
             for command in batch.commands:
                 self._on_command(command)
         return busy
@@ -186,7 +188,7 @@ class WorkerLoop:
             case RunContext() | RunLocal() | OfferGeneration():
                 self._admit(command, now_s)
             case DeliverHandoff():
-                self._generation_side.deliver(command)
+                self._generation_side.deliver(command, now_s)
             case CancelAttempt():
                 self._end(command.attempt_id, now_s)
             case RenewLeases():
@@ -217,7 +219,7 @@ class WorkerLoop:
         was_receiving = request.state is AttemptState.DISAGG_GENERATION_TRANS_IN_PROGRESS
         self._scheduler.cancel(attempt_id, now_s)
         if was_receiving:
-            self._parts.agent.cancel_receive(request.request_id)
+            self._generation_side.stop_receive(request, now_s)
         self._context_side.drop_lease(attempt_id, now_s)
         self._forget(attempt_id)
         self._outbox.report(Cancelled(attempt_id))
@@ -241,7 +243,7 @@ class WorkerLoop:
         self._progress.iteration = output.iteration
         for request in output.reserved:
             self._phases.enter(request.attempt_id, "transfer", self._clock())
-            self._generation_side.start_receive(request, self._clock())
+            self._generation_side.on_reserved(request, self._clock())
         for request, deferral in output.deferred:
             self._forget(request.attempt_id)
             self._outbox.report(Deferred(request.attempt_id, deferral.reason, deferral.needed, deferral.available))
@@ -330,4 +332,5 @@ class WorkerLoop:
             waiting=tuple(request.attempt_id for request in self._scheduler.waiting),
             stats=self._parts.manager.stats(),
             counters=counters,
+            commands_seen=self._commands_seen,
         )

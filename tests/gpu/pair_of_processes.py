@@ -93,7 +93,7 @@ class PairOfProcesses:
         self._central.tick(time.monotonic())
         for command in self._central.take_commands():
             match command:
-                case SendToWorker(worker, batch):
+                case SendToWorker(worker=worker, batch=batch):
                     self._post(worker, batch)
                 case NotifyDoor(_, notices):
                     raise AssertionError(notices)

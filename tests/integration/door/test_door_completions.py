@@ -1,10 +1,12 @@
 """POST /v1/completions, whole and streamed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler.spec import SamplingParams
 from tests.fakes.door import MODEL, open_door, run_async
 from tests.fakes.scheduler_endpoint import spoken_tokens
 from tests.fakes.tiny_tokenizer import EOS_TOKEN_ID
@@ -133,6 +135,31 @@ async def test_a_seed_is_drawn_once_and_kept_for_all_choices(tiny_folder: Path) 
         await door.complete(n=1, max_tokens=1, seed=-1)
         seeds = [[spec.sampling.seed for spec in specs] for specs in door.cluster.submissions]
     assert seeds == [[1000] * 3, [1001], [2**63 - 1]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampling"),
+    [
+        ({}, SamplingParams()),
+        ({"temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.25}, SamplingParams(0.5, 7, 0.5, 0.25)),
+        ({"temperature": 0}, SamplingParams(temperature=0.0)),
+        # Too small to divide by: its limit is greedy.
+        ({"temperature": 1e-300}, SamplingParams(temperature=0.0)),
+        # The smallest set of tokens that reaches nothing is the best one.
+        ({"top_p": 0}, SamplingParams(top_k=1)),
+        ({"top_k": -1}, SamplingParams()),
+        ({"top_k": 10**12}, SamplingParams()),
+    ],
+)
+@run_async
+async def test_sampling_parameters_reach_the_workers(
+    tiny_folder: Path, fields: dict[str, Any], sampling: SamplingParams
+) -> None:
+    async with open_door(tiny_folder) as door:
+        await door.complete(**fields, seed=1, priority=-3, max_tokens=1)
+        spec = door.cluster.submissions[0][0]
+    assert spec.sampling == replace(sampling, seed=1)
+    assert (spec.priority, spec.stop.max_tokens, spec.door) == (-3, 1, "door")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -209,6 +209,87 @@ async def test_silence_of_a_queued_request_costs_a_submission_that_changes_nothi
 
 
 @run_async
+async def test_silent_requests_are_not_submitted_at_every_look(tiny_folder: Path) -> None:
+    async with opened(tiny_folder, silence_s=0.2) as (frontend, cluster):
+        request = await frontend.submit(make_request())
+        await asyncio.sleep(0.5)
+        # Looks come four times as often.
+        assert len(cluster.submissions) <= 3
+        request.close()
+
+
+@run_async
+async def test_the_end_of_a_doubted_attempt_is_told_to_the_one_that_replaced_it(tiny_folder: Path) -> None:
+    late: list[TokenEvent] = []
+
+    def delay_the_end(event: TokenEvent) -> list[TokenEvent]:
+        if event.finish_reason is None:
+            return [event]
+        late.append(event)
+        return []
+
+    async with opened(tiny_folder, silence_s=0.02) as (frontend, cluster):
+        request = await frontend.submit(make_request())
+        cluster.delivers = delay_the_end
+        while cluster.running:
+            cluster.step()
+        await eventually(lambda: bool(cluster.running))
+        cluster.deliver(late)
+        assert len(await finish(request)) == 6
+        await eventually(lambda: not cluster.running)
+
+
+@run_async
+async def test_a_token_lost_on_its_way_ends_the_attempt_that_sent_it_and_starts_another(tiny_folder: Path) -> None:
+    async with opened(tiny_folder) as (frontend, cluster):
+        request = await frontend.submit(make_request(max_tokens=100))
+        cluster.step()
+        first = cluster.running[uid("r/0")]
+        cluster.delivers = lambda event: () if event.position == 1 else (event,)
+        cluster.step()
+        cluster.step()
+        cluster.delivers = lambda event: (event,)
+        await eventually(lambda: cluster.running.get(uid("r/0")) not in (None, first))
+        assert cluster.submissions[-1][0].accepted_token_ids == tuple(request.choices[0].stream.token_ids)
+        while cluster.running:
+            cluster.step()
+        assert len(await finish(request)) == 100
+        assert frontend.counters()["resubmissions"] == 1
+
+
+@run_async
+async def test_a_request_closed_while_it_is_resubmitted_leaves_nothing(tiny_folder: Path) -> None:
+    async with opened(tiny_folder, submit_timeout_s=0.05) as (frontend, cluster):
+        request = await frontend.submit(make_request())
+        cluster.answers.clear()
+        cluster.lose_attempts()
+        await asyncio.sleep(0.01)
+        request.close()
+        # The cancel is given up before the scheduler answers; the submission is carried out all the same.
+        await asyncio.sleep(0.07)
+        assert cluster.cancelled == []
+        cluster.answers.set()
+        await eventually(lambda: len(cluster.submissions) == 2)
+        await eventually(lambda: not cluster.running)
+
+
+@run_async
+async def test_a_submission_that_timed_out_is_taken_back_when_it_arrives(tiny_folder: Path) -> None:
+    async with opened(tiny_folder, submit_timeout_s=0.03) as (frontend, cluster):
+        cluster.answers.clear()
+        with pytest.raises(RequestFailedError, match=r"0\.03 s"):
+            await frontend.submit(make_request())
+        abandoned = asyncio.create_task(frontend.submit(make_request("s")))
+        await asyncio.sleep(0.01)
+        abandoned.cancel()
+        await asyncio.sleep(0.1)
+        assert cluster.cancelled == []
+        cluster.answers.set()
+        await eventually(lambda: len(cluster.submissions) == 2 and not cluster.running)
+        await asyncio.gather(abandoned, return_exceptions=True)
+
+
+@run_async
 async def test_open_specs_continue_after_the_accepted_tokens_and_disturb_nothing(tiny_folder: Path) -> None:
     async with opened(tiny_folder) as (frontend, cluster):
         request = await frontend.submit(make_request(num_choices=2))

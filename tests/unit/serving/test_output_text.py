@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +22,9 @@ def tokenizer() -> Tokenizer:
 
 
 token_ids = st.lists(st.integers(0, _VOCAB_SIZE - 1), max_size=60)
-# A small alphabet makes stop strings overlap themselves and one another.
-texts = st.text("ab中", max_size=40)
-stop_lists = st.lists(st.text("ab中", min_size=1, max_size=5), min_size=1, max_size=4)
+# Two letters and longer stop strings make them overlap themselves and one another.
+texts = st.text("a中", max_size=40)
+stop_lists = st.lists(st.text("a中", min_size=3, max_size=7) | st.text("a中b", min_size=1), min_size=1, max_size=3)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -72,6 +73,21 @@ def test_a_stop_string_cuts_where_a_naive_search_does_for_any_split(
         start = end
     assert shown + matcher.finish() == naive_cut(text, stops, includes_stop=includes_stop)
     assert (matcher.matched is not None) == any(stop in text for stop in stops)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown"),
+    [
+        ("hello there", ["re", "there", "ere"], "hello "),
+        ("hello there", ["the", "hell"], ""),
+        ("aaab!", ["aab"], "a"),
+        ("ababac!", ["abac"], "ab"),
+        ("no stop", ["x"], "no stop"),
+    ],
+)
+def test_the_first_end_counts_and_there_the_longest_stop_string(text: str, stops: list[str], shown: str) -> None:
+    matcher = StopMatcher(stops)
+    assert "".join(map(matcher.push, text)) + matcher.finish() == shown
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)

@@ -1,0 +1,106 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.engine.errors import ModelFileError
+from serving.engine.model_folder import check_model_folder, load_model_config, model_fingerprint, weight_files
+from tests.fakes.tiny_model import tiny_config, write_tiny_model
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, **changes}))
+
+
+def test_a_folders_configuration_is_read_whole(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, tie_embeddings=False, max_position=512)
+
+    assert load_model_config(tmp_path) == tiny_config(tie_embeddings=False, max_position=512)
+
+
+def test_end_of_sequence_ids_of_both_files_are_joined(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    _edit(tmp_path / "generation_config.json", eos_token_id=[7, 2, 9])
+
+    assert load_model_config(tmp_path).eos_token_ids == (2, 7, 9)
+
+
+def test_rope_theta_is_found_where_newer_folders_keep_it(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    _edit(tmp_path / "config.json", rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
+
+    assert load_model_config(tmp_path).rope_theta == 5e5
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model_type": "mistral"}, "model_type='mistral' is not supported"),
+        ({"attention_bias": True}, "attention_bias=True is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling="),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn' is not supported"),
+        ({"hidden_size": "64"}, "hidden_size must be an integer, not '64'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers must be an integer, not None"),
+        ({"rms_norm_eps": True}, "rms_norm_eps must be a number, not True"),
+        ({"num_key_value_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be above 0"),
+        ({"vocab_size": -1}, "vocab_size=-1 must be above 0"),
+        ({"eos_token_id": "two"}, "eos_token_id='two' is neither"),
+    ],
+)
+def test_a_configuration_that_cannot_be_run_is_refused_by_key(
+    tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    write_tiny_model(tmp_path)
+    _edit(tmp_path / "config.json", **changes)
+
+    with pytest.raises(ModelFileError) as caught:
+        load_model_config(tmp_path)
+
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: {problem}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_a_folder_that_lacks_a_file_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    write_tiny_model(tmp_path)
+    check_model_folder(tmp_path)
+    (tmp_path / name).unlink()
+
+    with pytest.raises(ModelFileError, match=name):
+        check_model_folder(tmp_path)
+
+
+def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+
+    for contents, problem in {"{": "is not valid JSON", "[1]": "is not a JSON object"}.items():
+        (tmp_path / "tokenizer.json").write_text(contents)
+        with pytest.raises(ModelFileError, match=problem):
+            check_model_folder(tmp_path)
+
+
+def test_every_shard_that_the_index_names_must_be_there(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
+    index = {"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(ModelFileError, match=r"b\.safetensors: is missing"):
+        weight_files(tmp_path)
+    (tmp_path / "b.safetensors").write_bytes(b"")
+    assert [file.name for file in weight_files(tmp_path)] == ["a.safetensors", "b.safetensors"]
+
+
+def test_the_fingerprint_depends_on_weights_and_configuration_but_not_on_the_place(tmp_path: Path) -> None:
+    prints = {
+        "first": model_fingerprint(write_tiny_model(tmp_path / "first")),
+        "copy": model_fingerprint(write_tiny_model(tmp_path / "copy")),
+        "other weights": model_fingerprint(write_tiny_model(tmp_path / "weights", seed=1)),
+        "other rope": model_fingerprint(write_tiny_model(tmp_path / "rope", rope_theta=500.0)),
+    }
+
+    assert prints["first"] == prints["copy"]
+    assert len(set(prints.values())) == 3
