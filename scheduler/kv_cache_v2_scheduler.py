@@ -284,8 +284,11 @@ class KVCacheV2Scheduler:
     @property
     def running(self) -> Sequence[Request]:
         """Requests that hold pages here, oldest first; suspended ones included."""
-        waiting = {request.request_id for request in self.waiting}
-        return [request for request in self._table.all() if request.request_id not in waiting]
+        table, has_cache = self._table, self._manager.has_cache
+        started = [request for request in table.contexts.values() if has_cache(request.request_id)]
+        leased = [request for request in table.leased.values() if not request.is_terminal]
+        holders = [*table.generations.values(), *table.receiving.values(), *started, *leased]
+        return sorted(holders, key=lambda request: request.arrival)
 
     @property
     def waiting(self) -> Sequence[Request]:

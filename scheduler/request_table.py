@@ -141,7 +141,3 @@ class RequestTable:
         if self.contexts:
             return min(self.contexts.values(), key=self.ordering.rank)
         return self.waiting.peek()
-
-    def all(self) -> list[Request]:
-        """Every request that has not ended, oldest first."""
-        return sorted(self._by_id.values(), key=lambda request: request.arrival)
