@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from configs import SchedulerConfig, SchedulingPolicy
-from manager import PoolGroupId, TierLevel
-from manager.geometry import CacheGeometry
+from manager import CacheGeometry, PoolGroupId, TierLevel
 from scheduler.request import Request
 from scheduler.states import AttemptState
 
