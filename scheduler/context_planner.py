@@ -4,8 +4,6 @@ Started contexts (between chunks, or paused for recompute) go before new ones, s
 ends and lets go of them.
 """
 
-from enum import Enum, auto
-
 from configs import SchedulerConfig
 from configs.scheduling import ChunkingPolicy
 from manager import Grant, Refusal, RefusalReason, RequestId
@@ -15,12 +13,6 @@ from scheduler.output import ContextChunk
 from scheduler.policy import PageReckoning
 from scheduler.request import Request
 from scheduler.request_table import RequestTable
-
-
-class _NoRows(Enum):
-    """No allowed chunk fits into the rows that are left."""
-
-    NO_ROWS = auto()
 
 
 class ContextPlanner:
@@ -176,8 +168,11 @@ class ContextPlanner:
             plan.block(answer)
         return False
 
-    def _chunk(self, request: Request, most_tokens: int) -> ContextChunk | _NoRows | Refusal:
-        """Claim or resume, size, grow, and leave room for running requests; all of it or nothing."""
+    def _chunk(self, request: Request, most_tokens: int) -> ContextChunk | Refusal | None:
+        """Claim or resume, size, grow, and leave room for running requests; all of it or nothing.
+
+        None when no allowed chunk fits into the rows that are left.
+        """
         plan = self._plan
         mark = plan.mark()
         claim = plan.manager.prepare_context(request)
@@ -189,7 +184,7 @@ class ContextPlanner:
         num_tokens = next_chunk_tokens(remaining, most_tokens, self._config.chunk_unit_tokens)
         if num_tokens == 0:
             plan.return_to(mark)
-            return _NoRows.NO_ROWS
+            return None
         growth = plan.manager.resize_context(request, num_tokens)
         while _is_too_large(growth) and num_tokens > self._config.chunk_unit_tokens:
             # A window's pool holds less than a whole context: a shorter chunk may fit where this never does.

@@ -70,12 +70,13 @@ class GenerationPlanner:
     def _seat(self, request: Request, num_drafts: int, *, is_paused: bool) -> None:
         plan = self._plan
         answer = plan.try_with_victims(request, self._allocation(num_drafts), lambda: self._victims(request))
-        if not isinstance(answer, Refusal):
+        if isinstance(answer, int):
             plan.budget.take_rows(1 + answer)
             plan.decisions.generations[request.request_id] = (request, answer)
             if is_paused:
                 plan.decisions.resumed.append(request)
             return
+        assert answer is not None, "a decode always wants its next token"
         if answer.reason is RefusalReason.NEVER_FITS:
             plan.fail(request, answer)
             return

@@ -149,18 +149,18 @@ class IterationPass:
     def try_with_victims(
         self,
         request: Request,
-        attempt: Callable[[Request], Given | Refusal],
+        attempt: Callable[[Request], Given | Refusal | None],
         victims: Callable[[], Sequence[Request]],
-    ) -> Given | Refusal:
+    ) -> Given | Refusal | None:
         """Attempt; when refused, push out victims one by one and attempt again (S3).
 
         Args:
             request: who asks.
-            attempt: all or nothing, and charges the budget itself.
+            attempt: all or nothing, and charges the budget itself. None means that it wants nothing now.
             victims: who may be pushed out, in order; asked for only when the first attempt is refused.
 
         Returns:
-            What `attempt` gave, or its last refusal; then every victim is back.
+            What `attempt` gave; or None or its last refusal, and then every victim is back.
         """
         answer = attempt(request)
         if not isinstance(answer, Refusal) or answer.reason is RefusalReason.NEVER_FITS:
@@ -169,6 +169,8 @@ class IterationPass:
         for victim in victims():
             self.push_out(victim)
             answer = attempt(request)
+            if answer is None:
+                break
             if not isinstance(answer, Refusal):
                 return answer
         self.return_to(mark)

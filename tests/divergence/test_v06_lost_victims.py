@@ -40,7 +40,8 @@ def test_no_call_of_the_pass_can_lose_the_victim() -> None:
 
 
 @pytest.mark.parametrize("host_pages", [0, 8])
-def test_victims_that_did_not_help_come_back_with_the_savepoint(host_pages: int) -> None:
+@pytest.mark.parametrize("in_the_end", ["refused", "wants nothing"])
+def test_victims_that_did_not_help_come_back_with_the_savepoint(host_pages: int, in_the_end: str) -> None:
     scene = two_decodes_before_the_shortage(host_pages)
     older, newer = requests(scene)
     manager = scene.worker.manager
@@ -51,11 +52,12 @@ def test_victims_that_did_not_help_come_back_with_the_savepoint(host_pages: int)
     refusal = Refusal(older.request_id, RefusalReason.OUT_OF_PAGES, 99, 0)
     seen: list[bool] = []
 
-    def attempt(_: Request) -> Refusal:
+    def attempt(_: Request) -> Refusal | None:
         seen.append(plan.is_pushed_out(newer))
-        return refusal
+        return None if len(seen) == 2 and in_the_end == "wants nothing" else refusal
 
-    assert plan.try_with_victims(older, attempt, lambda: [newer]) is refusal
+    answer: object = plan.try_with_victims(older, attempt, lambda: [newer])
+    assert answer is (refusal if in_the_end == "refused" else None)
     assert seen == [False, True]
     assert not plan.decisions.pushed_out
     assert manager.snapshot() == before
