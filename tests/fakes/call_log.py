@@ -37,6 +37,11 @@ class CallLog:
         self.raise_at: int | None = None
         self.refuse_at: int | None = None
         self.num_refused = 0
+        self._refusals: dict[str, list[RefusalReason]] = {}
+
+    def refuse(self, name: str, *reasons: RefusalReason) -> None:
+        """Refuse the next calls of this name, with these reasons in turn."""
+        self._refusals[name] = list(reasons)
 
     def aim(self, *, raise_in: int | None = None, refuse_in: int | None = None) -> None:
         """Choose a call counted from now: 0 is the next one. None chooses nothing."""
@@ -66,6 +71,8 @@ class CallLog:
 
         def counted(*args: object, **kwargs: object) -> object:
             self.note(name)
+            if self._refusals.get(name):
+                return Refusal(args[0].request_id, self._refusals[name].pop(0), 1, 0)  # type: ignore[attr-defined]
             if self._is_refused(name):
                 return Refusal(args[0].request_id, _REASONS[name], 1, 0)  # type: ignore[attr-defined]
             answer = target(*args, **kwargs)
