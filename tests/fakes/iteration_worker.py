@@ -123,12 +123,15 @@ def make_worker(  # noqa: PLR0913 -- the knobs of a test
     num_pages: int = 16,
     max_sequences: int = 8,
     host_pages: int = 0,
+    resume_watermark: float = 1.0,
     config: SchedulerConfig | None = None,
     window: TransferWindow | None = None,
     wrap: Callable[[KVCacheManager], KVCacheManager] = lambda manager: manager,
 ) -> IterationWorker:
     """A worker with blocks of 4 tokens; `wrap` puts something between scheduler and manager."""
-    manager = make_manager(num_pages=num_pages, max_sequences=max_sequences, host_pages=host_pages)
+    manager = make_manager(
+        num_pages=num_pages, max_sequences=max_sequences, host_pages=host_pages, resume_watermark=resume_watermark
+    )
     used = SchedulerConfig(max_num_tokens=32, max_batch_size=min(max_sequences, num_pages), chunk_unit_tokens=4)
     scheduler = KVCacheV2Scheduler(
         used if config is None else config, wrap(manager), role, shape_of(manager), window=window

@@ -12,7 +12,12 @@ _PAGE_BYTES = 2 * TOKENS_PER_BLOCK * _BYTES_PER_ELEMENT
 
 
 def make_manager(
-    *, num_pages: int, max_sequences: int, host_pages: int = 0, cap_sequences: bool = True
+    *,
+    num_pages: int,
+    max_sequences: int,
+    host_pages: int = 0,
+    resume_watermark: float = 1.0,
+    cap_sequences: bool = True,
 ) -> KVCacheManagerV2:
     """`num_pages` on the device, `host_pages` in host memory, `max_sequences` index slots.
 
@@ -22,7 +27,12 @@ def make_manager(
     tiers: tuple[TierConfig, ...] = (DeviceTierConfig(quota_bytes=num_pages * _PAGE_BYTES),)
     if host_pages:
         tiers = (*tiers, HostTierConfig(quota_bytes=host_pages * _PAGE_BYTES))
-    config = KVCacheConfig(tokens_per_block=TOKENS_PER_BLOCK, tiers=tiers, max_sequences=max_sequences)
+    config = KVCacheConfig(
+        tokens_per_block=TOKENS_PER_BLOCK,
+        tiers=tiers,
+        max_sequences=max_sequences,
+        resume_watermark=resume_watermark,
+    )
     layer = LayerSpec(LayerId(0), num_kv_heads=1, head_dim=1)
     return KVCacheManagerV2(CacheGeometry.from_layers([layer], config, _BYTES_PER_ELEMENT), config)
 

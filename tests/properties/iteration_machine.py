@@ -35,6 +35,7 @@ class Sizes:
     num_pages: int
     max_sequences: int
     host_pages: int
+    resume_watermark: float
     config: SchedulerConfig
 
 
@@ -54,7 +55,9 @@ def sizes(draw: st.DrawFn) -> Sizes:
         defer_duplicate_prefixes=draw(st.booleans()),
         fresh_generation_first=draw(st.booleans()),
     )
-    return Sizes(num_pages, max_sequences, draw(st.sampled_from([0, 0, 3, 20])), config)
+    return Sizes(
+        num_pages, max_sequences, draw(st.sampled_from([0, 0, 3, 20])), draw(st.sampled_from([1.0, 0.4])), config
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class IterationMachine(RuleBasedStateMachine):
             num_pages=chosen.num_pages,
             max_sequences=chosen.max_sequences,
             host_pages=chosen.host_pages,
+            resume_watermark=chosen.resume_watermark,
             config=chosen.config,
             window=self.window,
             wrap=wrap,

@@ -9,7 +9,7 @@ from scheduler.messages import WorkerRole
 from scheduler.request import Request
 from scheduler.states import AttemptState
 from tests.fakes.attempts import make_spec, state_of
-from tests.fakes.iteration_worker import IterationWorker, make_worker
+from tests.fakes.iteration_worker import IterationWorker, drawn_token, make_worker
 
 BOUND = 120
 
@@ -100,3 +100,29 @@ def test_the_oldest_is_never_pushed_out() -> None:
     while not oldest.is_terminal:
         worker.step()
         assert state_of(oldest) in {AttemptState.GENERATION_IN_PROGRESS, AttemptState.GENERATION_COMPLETE}
+
+
+@pytest.mark.parametrize("resume_watermark", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("host_pages", [0, 3, 20])
+def test_a_watermark_below_what_one_request_needs_keeps_nobody_out_for_ever(
+    host_pages: int, resume_watermark: float
+) -> None:
+    worker = make_worker(num_pages=5, host_pages=host_pages, resume_watermark=resume_watermark)
+    for name in ("old", "new"):
+        worker.context(make_spec(name, 7, max_tokens=10))
+    worker.run_until_idle()
+    assert [request.attempt_id for request in worker.finished] == ["old", "new"]
+    assert all(len(tokens) == 10 for tokens in worker.tokens.values())
+    worker.manager.audit()
+
+
+@pytest.mark.parametrize("host_pages", [3, 8, 20])
+def test_decodes_that_come_and_go_through_the_host_tier_draw_the_same_tokens(host_pages: int) -> None:
+    worker = make_worker(num_pages=9, max_sequences=6, host_pages=host_pages)
+    for number in range(6):
+        worker.context(make_spec(f"d{number}", 5, max_tokens=20))
+    while worker.scheduler.has_work:
+        worker.step()
+        worker.manager.audit()
+    for number in range(6):
+        assert worker.tokens[f"d{number}"] == [drawn_token(f"d{number}", position) for position in range(20)]
