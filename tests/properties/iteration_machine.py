@@ -8,6 +8,7 @@ the rule, and nothing is held.
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -42,12 +43,12 @@ class Sizes:
 @st.composite
 def sizes(draw: st.DrawFn) -> Sizes:
     """Pools down to two pages, batches down to one."""
-    num_pages = draw(st.integers(2, 14))
-    max_sequences = min(num_pages, draw(st.sampled_from([1, 2, 3, 4, 6])))
-    unit = draw(st.sampled_from([1, 2, 4, 8]))
+    num_pages = draw(st.sampled_from([6, 5, 8, 7, 4, 10, 14, 3, 2]))
+    max_sequences = min(num_pages, draw(st.sampled_from([4, 6, 3, 4, 6, 2, 5, 4, 1])))
+    unit = draw(st.sampled_from([4, 2, 1, 8]))
     config = SchedulerConfig(
-        max_num_tokens=draw(st.integers(unit, 24)),
-        max_batch_size=draw(st.integers(1, max_sequences)),
+        max_num_tokens=draw(st.sampled_from([24, 16, 12, 8])),
+        max_batch_size=max(1, max_sequences - draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3]))),
         chunk_unit_tokens=unit,
         policy=draw(st.sampled_from([*SchedulingPolicy, SchedulingPolicy.MAX_UTILIZATION])),
         chunking=draw(st.sampled_from(ChunkingPolicy)),
@@ -62,11 +63,12 @@ def sizes(draw: st.DrawFn) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to be made; its prompt is a share of the longest request."""
+    """A request to be made; prompt and output are shares of what one request can have."""
 
-    percent_of_pool: int
+    prompt_percent: int
+    output_percent: int
+    excess: int
     shared: int
-    max_tokens: int
     priority: int
     drafts: int
     is_offer: bool
@@ -76,9 +78,10 @@ def arrivals() -> st.SearchStrategy[Arrival]:
     """Mostly requests that several of fit, now and then one that needs the pool alone."""
     return st.builds(
         Arrival,
-        percent_of_pool=st.one_of(st.integers(0, 30), st.integers(0, 100)),
-        shared=st.integers(0, 3),
-        max_tokens=st.one_of(st.integers(1, 12), st.integers(10, 40)),
+        prompt_percent=st.sampled_from([0, 5, 10, 20, 20, 30, 40, 60, 100]),
+        output_percent=st.sampled_from([0, 20, 50, 70, 100, 100]),
+        excess=st.sampled_from([0] * 12 + [1, 9]),
+        shared=st.sampled_from([0, 0, 1, 2]),
         priority=st.integers(-1, 2),
         drafts=st.integers(0, 4),
         is_offer=st.booleans(),
@@ -86,8 +89,13 @@ def arrivals() -> st.SearchStrategy[Arrival]:
 
 
 class IterationMachine(RuleBasedStateMachine):
-    """One worker, any number of requests."""
+    """One worker, any number of requests.
 
+    Attributes:
+        totals: what happened in all examples of a class so far, to show that they reach the interesting cases.
+    """
+
+    totals: ClassVar[Counter[str]] = Counter()
     worker: IterationWorker
     log: CallLog
 
@@ -134,10 +142,13 @@ class IterationMachine(RuleBasedStateMachine):
     def _arrive(self, arrival: Arrival) -> None:
         name = f"r{self.num_arrived}"
         is_offer = arrival.is_offer and self.role is not WorkerRole.CONTEXT
-        max_tokens = arrival.max_tokens + is_offer
-        prompt = 1 + arrival.percent_of_pool * self.worker.manager.max_request_tokens // 100
+        room = self.worker.manager.max_request_tokens
+        least = 1 + is_offer
+        prompt = 1 + arrival.prompt_percent * (room - 1 - least) // 100
+        max_tokens = least + arrival.output_percent * (room - prompt - least) // 100 + arrival.excess
         tokens = tuple(
-            1 + arrival.shared if position < 9 else position * 7 + self.num_arrived for position in range(prompt)
+            1 + arrival.shared if position < 5 + 4 * arrival.shared else position * 7 + self.num_arrived
+            for position in range(prompt)
         )
         spec = make_spec(name, tokens, max_tokens=max_tokens, priority=arrival.priority)
         self.num_arrived += 1
@@ -155,12 +166,14 @@ class IterationMachine(RuleBasedStateMachine):
 
     # -- passes --------------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.live)
     @rule(times=st.integers(1, 12), accept=st.integers(0, 4))
     def iterate(self, times: int, accept: int) -> None:
         """Passes with their steps."""
         for _ in range(times):
             self._close(self._pass(), accept=accept)
 
+    @precondition(lambda self: self.live)
     @rule()
     def fail_a_step(self) -> None:
         """The engine raises."""
@@ -169,6 +182,7 @@ class IterationMachine(RuleBasedStateMachine):
             for request in self.worker.scheduler.abandon(output, 0.0).failed:
                 self._ended(request)
 
+    @precondition(lambda self: self.live)
     @rule(call=st.one_of(st.integers(0, 8), st.integers(0, 40)))
     def refuse_a_call(self, call: int) -> None:
         """Some call of the pass is refused though there was room."""
@@ -176,6 +190,7 @@ class IterationMachine(RuleBasedStateMachine):
         self._close(self._pass(may_be_stuck=True))
         self.log.aim()
 
+    @precondition(lambda self: self.live)
     @rule(call=st.one_of(st.integers(0, 8), st.integers(0, 40)))
     def raise_in_a_pass(self, call: int) -> None:
         """A manager call raises: the pass leaves no trace."""
@@ -189,6 +204,7 @@ class IterationMachine(RuleBasedStateMachine):
             self.log.aim()
             self._close(output)
 
+    @precondition(lambda self: self.live)
     @rule(call=st.integers(0, 20))
     def raise_in_a_completion(self, call: int) -> None:
         """A manager call raises after the step: the step stays open and can be completed or abandoned."""
@@ -247,6 +263,8 @@ class IterationMachine(RuleBasedStateMachine):
         if hasattr(self, "worker"):
             self.log.aim()
             self._drain()
+            self.totals.update(self.worker.scheduler.counters())
+            self.totals["refused"] += self.log.num_refused
 
     def _drain(self) -> None:
         final = sum(len(r.token_ids) + r.spec.stop.max_tokens for r in self.live.values())

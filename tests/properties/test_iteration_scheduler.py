@@ -17,6 +17,9 @@ SECONDS = 20 * 60
 
 def test_every_request_ends_once_and_nothing_is_held_at_the_end() -> None:
     run_state_machine_as_test(IterationMachine, settings=settings(max_examples=100, stateful_step_count=40))
+    reached = IterationMachine.totals
+    for kind in ("deferrals", "recomputes", "abandoned_steps", "duplicate_deferrals", "refused", "rollbacks"):
+        assert reached[kind] > 0, f"no example reached {kind}: {dict(reached)}"
 
 
 @pytest.mark.slow
