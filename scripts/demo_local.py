@@ -4,7 +4,6 @@ Prints every event of the request's life as it happens: who did what, after how 
 """
 
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -12,14 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs import load_deployment
-from manager import Epoch, WorkerName
-from scheduler.messages import WorkerRole
 from scheduler.spec import DoorName, RequestSpec, RequestUid, SamplingParams, StopParams
 from serving.engine.fetch import default_cache_dir, resolve_model
-from serving.inprocess import InprocessCluster, InprocessPeers, InprocessSinks
+from serving.inprocess import InprocessCluster, build_cluster
 from serving.tokenizer import Tokenizer
-from serving.workers.assembly import WorkerPlan, build_worker
-from serving.workers.step_loop import WorkerIdentity
 
 PROMPT = "The three primary colours are"
 
@@ -29,15 +24,8 @@ def main() -> int:
     config = load_deployment("local-cpu", {"cache": {"tiers": [{"tier": "device", "quota_bytes": 400 << 20}]}})
     folder = resolve_model(config.engine.model, default_cache_dir())
     tokenizer = Tokenizer.load(folder)
-    sinks, peers = InprocessSinks(time.monotonic), InprocessPeers(time.monotonic)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as pools:
-        workers = {}
-        for epoch, role in enumerate((WorkerRole.CONTEXT, WorkerRole.GENERATION), start=1):
-            identity = WorkerIdentity(WorkerName(f"{role}-0"), role, Epoch(epoch), os.getpid())
-            worker = build_worker(identity, WorkerPlan(config, folder, Path(pools), 1), peers, sinks)
-            workers[identity.name] = worker
-            peers.add(identity.name, worker.agent)
-        cluster = InprocessCluster(config.central, workers, sinks, time.monotonic)
+        cluster = build_cluster(config, folder, Path(pools))
         run(cluster, tokenizer)
         cluster.close()
     return 0

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from scheduler.messages import (
 )
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from serving.api.http_server import DoorServer
+from serving.endpoint import EndpointUnavailableError
 from serving.workers.assembly import WorkerPlan, build_worker
 from serving.workers.step_loop import WorkerIdentity
 
@@ -236,7 +237,7 @@ class CentralActor:
 
 
 class RayEndpoint:
-    """A door's way to the central scheduler."""
+    """A door's way to the central scheduler. Every call raises EndpointUnavailableError when it is gone."""
 
     def __init__(self, directory: Directory, door: DoorName) -> None:
         """Speak as `door`."""
@@ -245,22 +246,30 @@ class RayEndpoint:
 
     async def submit(self, specs: Sequence[RequestSpec]) -> SubmitReply:
         """Queue requests."""
-        reply: SubmitReply = await self._directory.find(CENTRAL_NAME).submit.remote(self._door, specs)
+        reply: SubmitReply = await self._ask(lambda central: central.submit.remote(self._door, specs))
         return reply
 
     async def cancel(self, uids: Sequence[RequestUid]) -> None:
         """Give requests up."""
-        await self._directory.find(CENTRAL_NAME).cancel.remote(self._door, uids)
+        await self._ask(lambda central: central.cancel.remote(self._door, uids))
 
     async def cluster_state(self) -> dict[str, Any]:
         """For /cluster/state."""
-        state: dict[str, Any] = await self._directory.find(CENTRAL_NAME).state.remote()
+        state: dict[str, Any] = await self._ask(lambda central: central.state.remote())
         return state
 
     async def health(self) -> tuple[bool, str]:
         """Whether work can make progress."""
-        healthy: tuple[bool, str] = await self._directory.find(CENTRAL_NAME).health.remote()
+        healthy: tuple[bool, str] = await self._ask(lambda central: central.health.remote())
         return healthy
+
+    async def _ask(self, call: Callable[[Any], Any]) -> Any:
+        try:
+            return await call(self._directory.find(CENTRAL_NAME))
+        except (PeerError, ray.exceptions.RayError) as error:
+            self._directory.forget(CENTRAL_NAME)
+            msg = f"the central scheduler cannot be reached: {type(error).__name__}"
+            raise EndpointUnavailableError(msg) from error
 
 
 class DoorActor:

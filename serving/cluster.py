@@ -9,7 +9,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import psutil
 import ray
 
 from configs import DeploymentConfig
-from scheduler.messages import WorkerRegistration, WorkerRole
+from scheduler.messages import WorkerRegistration
 from scheduler.spec import Term
 from serving.actors import CENTRAL_NAME, ActorPlace, CentralActor, DoorActor, WorkerActor
 from serving.run_folder import RUN_ID_VARIABLE, RunFolder, sweep
-from serving.workers.assembly import WorkerPlan
+from serving.workers.assembly import WorkerPlan, worker_names
 
 _log = logging.getLogger("pdserve.cluster")
 _DOOR_NAME = "door-0"
@@ -100,7 +100,7 @@ class Cluster:
         self._door = _actor(DoorActor, _DOOR_NAME).remote(place, self._config, self._model_folder, _DOOR_NAME)
         threads = _threads_per_worker(self._config)
         plan = WorkerPlan(self._config, self._model_folder, self._run.path, threads)
-        for name, role in _worker_names(self._config):
+        for name, role in worker_names(self._config.cluster):
             options = {
                 "max_restarts": -1,
                 "num_gpus": self._config.cluster.gpus_per_worker,
@@ -170,18 +170,6 @@ class Cluster:
 
 def _actor(cls: type, name: str, **options: object) -> Any:
     return ray.remote(cls).options(name=name, num_cpus=0, **options)
-
-
-def _worker_names(config: DeploymentConfig) -> Iterator[tuple[str, WorkerRole]]:
-    cluster = config.cluster
-    counts = {
-        WorkerRole.CONTEXT: cluster.context_workers,
-        WorkerRole.GENERATION: cluster.generation_workers,
-        WorkerRole.MIXED: cluster.mixed_workers,
-    }
-    for role, count in counts.items():
-        for index in range(count):
-            yield f"{role}-{index}", role
 
 
 def _threads_per_worker(config: DeploymentConfig) -> int:

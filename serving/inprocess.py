@@ -4,16 +4,21 @@ The central scheduler and the workers are the real ones; only the messages are p
 one turn of everything, so a test decides when things happen.
 """
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from configs import CentralConfig
+from configs import CentralConfig, DeploymentConfig
 from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import SettleReply
 from manager import Epoch, LeaseId, RequestId, WorkerName
 from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.messages import DoorNotice, ReportBatch, SubmitReply, TokenBatch, WorkerHeartbeat
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
+from serving.workers.assembly import WorkerPlan, build_worker, worker_names
+from serving.workers.step_loop import WorkerIdentity
 from serving.workers.worker import Worker
 
 _NEVER_SILENT = 1_000_000
@@ -140,3 +145,26 @@ class InprocessCluster:
                 case NotifyDoor(_, notices):
                     self._notices.extend(notices)
         return bool(commands)
+
+
+def build_cluster(
+    config: DeploymentConfig, model_folder: Path, pool_folder: Path, clock: Callable[[], float] = time.monotonic
+) -> InprocessCluster:
+    """Build every worker that `config` asks for, each with one thread, and connect them.
+
+    Args:
+        config: of the deployment; its Ray and HTTP sections are not used.
+        model_folder: a Hugging Face folder.
+        pool_folder: where pool files are made.
+        clock: monotonic seconds.
+    """
+    sinks, peers = InprocessSinks(clock), InprocessPeers(clock)
+    workers = {}
+    for epoch, (name, role) in enumerate(worker_names(config.cluster), start=1):
+        identity = WorkerIdentity(WorkerName(name), role, Epoch(epoch), os.getpid())
+        worker = build_worker(
+            identity, WorkerPlan(config, model_folder, pool_folder, num_threads=1), peers, sinks, clock
+        )
+        peers.add(identity.name, worker.agent)
+        workers[identity.name] = worker
+    return InprocessCluster(config.central, workers, sinks, clock)

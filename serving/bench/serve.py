@@ -141,11 +141,8 @@ async def _phases(client: httpx.AsyncClient, request_id: str) -> dict[str, float
     answer = await client.get(f"/requests/{request_id}")
     if answer.status_code != httpx.codes.OK:
         return {}
-    phases: dict[str, float] = {}
-    for choice in answer.json()["choices"]:
-        for phase in choice["phases"]:
-            phases[phase["name"]] = phases.get(phase["name"], 0.0) + phase["seconds"]
-    return phases
+    (choice,) = answer.json()["choices"]
+    return dict(choice["phases"])
 
 
 # -- report --------------------------------------------------------------------------------------------
@@ -161,7 +158,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 def _report(load: Load, samples: Sequence[Sample], elapsed_s: float) -> dict[str, Any]:
     mean_first_s = statistics.fmean(sample.first_token_s for sample in samples)
     shares = {}
-    for phase, title in (("queue", "queue"), ("context", "prefill"), ("transfer", "transfer")):
+    for phase, title in (("queued_s", "queue"), ("context_s", "prefill"), ("transfer_s", "transfer")):
         spent_s = statistics.fmean(sample.phases_s.get(phase, 0.0) for sample in samples)
         shares[title] = spent_s / mean_first_s
     num_tokens = sum(sample.num_tokens for sample in samples)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from configs import DeploymentConfig, ModelConfig
+from configs import ClusterConfig, DeploymentConfig, ModelConfig
 from kvtransfer import PeerChannel, TransferAgent
 from kvtransfer.messages import PoolLayout
 from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
@@ -21,6 +21,7 @@ from manager.pools.torch_pools import TorchPool
 from scheduler.admission import TransferAdmission
 from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
+from scheduler.messages import WorkerRole
 from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
 from serving.engine.runner import Engine
@@ -53,6 +54,18 @@ class WorkerPlan:
     num_threads: int = 0
 
 
+def worker_names(cluster: ClusterConfig) -> Iterator[tuple[str, WorkerRole]]:
+    """Names and roles of all workers of a deployment: `context-0`, `context-1`, `generation-0`, ..."""
+    counts = {
+        WorkerRole.CONTEXT: cluster.context_workers,
+        WorkerRole.GENERATION: cluster.generation_workers,
+        WorkerRole.MIXED: cluster.mixed_workers,
+    }
+    for role, count in counts.items():
+        for index in range(count):
+            yield f"{role}-{index}", role
+
+
 def build_worker(
     identity: WorkerIdentity,
     plan: WorkerPlan,
@@ -73,6 +86,9 @@ def build_worker(
     model = load_model_config(plan.model_folder)
     dtype = resolve_dtype(config.engine.dtype, config.engine.device)
     geometry = CacheGeometry.from_model(model, config.cache, dtype.itemsize)
+    for left_behind in plan.pool_folder.glob(f"{identity.name}-*.pool"):
+        # Of an earlier life that was killed. Its readers notice that the file is gone, and nothing writes it.
+        left_behind.unlink()
     pool_path = plan.pool_folder / f"{identity.name}-{identity.epoch}.pool"
     pool, memory, staging = _make_pool(geometry, pool_path, config.engine.device)
     transport = SharedMemoryTransport(pool_path)

@@ -1,14 +1,12 @@
 """Whole deployments in one process, made of the real parts: what integration tests drive."""
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs import DeploymentConfig
-from manager import Epoch, WorkerName
-from scheduler.messages import DoorNotice, WorkerRole
+from scheduler.messages import DoorNotice
 from scheduler.spec import (
     DoorName,
     FinishReason,
@@ -17,9 +15,7 @@ from scheduler.spec import (
     SamplingParams,
     StopParams,
 )
-from serving.inprocess import InprocessCluster, InprocessPeers, InprocessSinks
-from serving.workers.assembly import WorkerPlan, build_worker
-from serving.workers.step_loop import WorkerIdentity
+from serving.inprocess import build_cluster
 
 DOOR = DoorName("door")
 _PUMP_LIMIT_S = 600.0
@@ -42,16 +38,7 @@ class Deployment:
         self._tokens: dict[RequestUid, list[int]] = {}
         self.finished: dict[RequestUid, FinishReason] = {}
         self.notices: list[DoorNotice] = []
-        sinks, peers = InprocessSinks(clock), InprocessPeers(clock)
-        workers = {}
-        roles = _roles(self.config)
-        for index, role in enumerate(roles):
-            name = WorkerName(f"{role}-{roles[:index].count(role)}")
-            identity = WorkerIdentity(name, role, Epoch(index + 1), os.getpid())
-            plan = WorkerPlan(self.config, model_folder, pool_folder, num_threads=1)
-            workers[identity.name] = build_worker(identity, plan, peers, sinks, clock)
-            peers.add(identity.name, workers[identity.name].agent)
-        self.cluster = InprocessCluster(self.config.central, workers, sinks, clock)
+        self.cluster = build_cluster(config, model_folder, pool_folder, clock)
 
     def submit(
         self, prompt: Sequence[int], max_tokens: int, *, sampling: SamplingParams | None = None, ignore_eos: bool = True
@@ -113,12 +100,3 @@ class Deployment:
     def close(self) -> None:
         """Stop every worker."""
         self.cluster.close()
-
-
-def _roles(config: DeploymentConfig) -> list[WorkerRole]:
-    cluster = config.cluster
-    return (
-        [WorkerRole.CONTEXT] * cluster.context_workers
-        + [WorkerRole.GENERATION] * cluster.generation_workers
-        + [WorkerRole.MIXED] * cluster.mixed_workers
-    )

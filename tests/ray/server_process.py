@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,16 +71,19 @@ def is_at_baseline(state: dict[str, Any]) -> bool:
 def start_server(*arguments: str) -> ServerProcess:
     """Start and wait for the ready line."""
     command = [sys.executable, "-m", "serving.cli", "serve", "--port", "0", "--json", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    for line in process.stdout:
-        if line.startswith("{"):
-            ready = json.loads(line)
-            return ServerProcess(process, ready["url"], ready["model"])
-        assert time.monotonic() < deadline_s, "no ready line"
-    message = f"the server ended with {process.wait()} before it was ready"
-    raise AssertionError(message)
+    # A file and not a pipe: nobody reads on once the server is ready, and a full pipe would stop it.
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, text=True, start_new_session=True)
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            output.seek(0)
+            for line in output.read().splitlines():
+                if line.startswith("{"):
+                    ready = json.loads(line)
+                    return ServerProcess(process, ready["url"], ready["model"])
+            assert process.poll() is None, f"the server ended with {process.returncode} before it was ready"
+            assert time.monotonic() < deadline_s, "no ready line"
+            time.sleep(0.1)
 
 
 @contextmanager
