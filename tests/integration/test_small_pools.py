@@ -30,7 +30,7 @@ def test_requests_that_lose_their_pages_give_the_tokens_of_an_ample_pool(
 ) -> None:
     folder = write_tiny_model(tmp_path / "model")
     results, recomputes = [], []
-    for num_pages in (400, 10):
+    for num_pages in (400, 8):
         pools = tmp_path / f"{num_pages}"
         pools.mkdir()
         deployment = Deployment(_config(num_pages, mixed=mixed), folder, pools)
@@ -41,4 +41,5 @@ def test_requests_that_lose_their_pages_give_the_tokens_of_an_ample_pool(
         deployment.close()
     assert results[0] == results[1]
     assert recomputes[0] == 0
-    assert recomputes[1] >= 3, "the pool was not small enough to prove anything"
+    # Offers leave room for what runs, so a generation worker has to give up less often than a mixed one.
+    assert recomputes[1] >= (3 if mixed else 2), "the pool was not small enough to prove anything"
