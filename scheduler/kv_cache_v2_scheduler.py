@@ -14,7 +14,7 @@ acts at once and is taken back by hand in the cases somebody thought of; here no
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from configs import SchedulerConfig
 from manager import KVCacheManager, LeaseId, RequestId
@@ -37,7 +37,7 @@ from scheduler.states import AttemptEvent, AttemptState
 from scheduler.step_completion import StepCompletion
 
 _COUNTER_NAMES = (
-    "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps", "late_signals",
+    "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps", "lost_pages", "late_signals",
     "duplicate_deferrals",
     "sent_away",
 )  # fmt: skip
@@ -182,6 +182,19 @@ class KVCacheV2Scheduler:
             output = self._effects.with_deadlock(output, decisions, self._manager.availability())
         self._after_pass(decisions, output)
         return output
+
+    def on_pages_lost(
+        self, output: SchedulerOutput, request_ids: Collection[RequestId], now_s: float
+    ) -> SchedulerOutput:
+        """Pages that the plan promised did not arrive, and their caches are gone: the rest of the step (M3)."""
+        if output.has_step:
+            self._check_open(output)
+        remaining = self._effects.drop_lost(output, request_ids, now_s)
+        for request in remaining.sent_away:
+            self._window.release(request.request_id)
+        self._open_output = remaining if remaining.has_step else None
+        self._note_release()
+        return remaining
 
     def complete(self, output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken], now_s: float) -> CompletedStep:
         """The step succeeded: move history, append tokens, commit blocks, lease or free what ended."""

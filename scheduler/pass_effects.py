@@ -5,9 +5,10 @@ answers its offers, since deferred ones hold nothing either way.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
-from manager import Availability
+from manager import Availability, RequestId
 from scheduler.iteration_pass import PassDecisions
 from scheduler.output import SchedulerOutput
 from scheduler.request import Request
@@ -76,6 +77,36 @@ class PassEffects:
             num_suspended=num_suspended,
             num_recomputed=num_recomputed,
             num_resumed=len(decisions.resumed),
+        )
+
+    def drop_lost(self, output: SchedulerOutput, request_ids: Collection[RequestId], now_s: float) -> SchedulerOutput:
+        """Take requests whose caches are gone out of a committed plan; each starts again, or leaves.
+
+        A reservation among them has no attempt to go on with here: it fails, and is computed elsewhere.
+        """
+        table = self._table
+        failed = [request for request in output.reserved if request.request_id in request_ids]
+        for request in failed:
+            request.on_event(AttemptEvent.FAIL, now_s)
+            table.leave(request)
+        for request_id in request_ids:
+            generation = table.generations.get(request_id)
+            if generation is not None:
+                self._push_out(generation, now_s, was_suspended=False)
+        drafts = output.draft_lengths or (0,) * len(output.generations)
+        kept = [
+            (request, draft)
+            for request, draft in zip(output.generations, drafts, strict=True)
+            if request.request_id not in request_ids
+        ]
+        self._counters["lost_pages"] += len(request_ids)
+        return replace(
+            output,
+            contexts=tuple(chunk for chunk in output.contexts if chunk.request.request_id not in request_ids),
+            generations=tuple(request for request, _ in kept),
+            draft_lengths=tuple(draft for _, draft in kept) if output.draft_lengths else (),
+            reserved=tuple(request for request in output.reserved if request not in failed),
+            sent_away=(*output.sent_away, *failed),
         )
 
     def with_deadlock(

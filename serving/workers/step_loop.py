@@ -231,6 +231,9 @@ class WorkerLoop:
     def _pass(self) -> bool:
         output = self._scheduler.schedule(self._clock())
         self._progress.iteration = output.iteration
+        lost = self._parts.manager.finish_fills()
+        if lost:
+            output = self._scheduler.on_pages_lost(output, lost, self._clock())
         for request in output.reserved:
             self._phases.enter(request.attempt_id, "transfer", self._clock())
             self._generation_side.on_reserved(request, self._clock())
