@@ -37,9 +37,8 @@ from scheduler.states import AttemptEvent, AttemptState
 from scheduler.step_completion import StepCompletion
 
 _COUNTER_NAMES = (
-    "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps", "lost_pages", "late_signals",
-    "duplicate_deferrals",
-    "sent_away",
+    "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps",
+    "lost_pages", "late_signals", "duplicate_deferrals", "sent_away",
 )  # fmt: skip
 
 
