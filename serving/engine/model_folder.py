@@ -20,6 +20,7 @@ WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+HASHES_FILE = "pdserve_hashes.json"
 
 _HASH_CHUNK_BYTES = 1 << 20
 
@@ -129,15 +130,34 @@ def _check_weight_file(file: Path) -> None:
 def model_fingerprint(folder: Path) -> str:
     """Hash of the configuration and every byte of the weights; equal on two workers iff the model is.
 
-    Takes about a second per GB.
+    Takes about a second per GB, unless the folder has the hashes of exactly these files
+    (`record_weight_hashes`: same sizes, same modification times).
 
     Raises:
         ModelFileError: a file is missing or unreadable.
     """
     digest = hashlib.sha256(json.dumps(asdict(load_model_config(folder))).encode())
+    recorded = _recorded_hashes(folder)
     for file in weight_files(folder):
-        digest.update(hash_file(file).encode())
+        digest.update((recorded.get(_mark(file)) or hash_file(file)).encode())
     return digest.hexdigest()
+
+
+def record_weight_hashes(folder: Path) -> None:
+    """Keep the hashes of the weights beside them, so that workers start without reading every byte first."""
+    hashes = {_mark(file): hash_file(file) for file in weight_files(folder)}
+    (folder / HASHES_FILE).write_text(json.dumps(hashes), encoding="utf-8")
+
+
+def _recorded_hashes(folder: Path) -> Mapping[str, str]:
+    path = folder / HASHES_FILE
+    return {key: str(value) for key, value in read_json_object(path).items()} if path.is_file() else {}
+
+
+def _mark(file: Path) -> str:
+    """A file as it is now: any write to it changes the mark."""
+    status = file.stat()
+    return f"{file.name} {status.st_size} {status.st_mtime_ns}"
 
 
 def hash_file(path: Path) -> str:
