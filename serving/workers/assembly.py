@@ -2,26 +2,28 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from configs import ClusterConfig, DeploymentConfig, ModelConfig
+from configs import DiskTierConfig, HostTierConfig, KVCacheConfig, ModelConfig
 from kvtransfer import PeerChannel, TransferAgent
 from kvtransfer.messages import PoolLayout
 from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
-from manager import LayerGroupId
+from manager import CacheConfigError, LayerGroupId
 from manager.geometry import CacheGeometry
 from manager.kv_cache_manager import KVCacheManagerV2
+from manager.pools.base import SlotPool
+from manager.pools.copy_threads import CopyThread
+from manager.pools.disk_pools import DiskPool
+from manager.pools.numpy_pools import NumpyPool
 from manager.pools.torch_pools import TorchPool
 from scheduler.admission import TransferAdmission
 from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
-from scheduler.messages import WorkerRole
 from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
 from serving.engine.runner import Engine
@@ -32,38 +34,10 @@ from serving.workers.agent_thread import AgentThread
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox, WorkerSinks
 from serving.workers.staging import PageStaging, SharedPool, TwinPool
-from serving.workers.step_loop import WorkerIdentity, WorkerLoop, WorkerParts
+from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker
 from serving.workers.worker import Worker
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """What a worker is built from, apart from its identity; picklable.
-
-    Attributes:
-        config: of the whole deployment.
-        model_folder: a Hugging Face folder.
-        pool_folder: where the pool file is made; in shared memory.
-        num_threads: of the engine; 0 leaves torch's setting alone.
-    """
-
-    config: DeploymentConfig
-    model_folder: Path
-    pool_folder: Path
-    num_threads: int = 0
-
-
-def worker_names(cluster: ClusterConfig) -> Iterator[tuple[str, WorkerRole]]:
-    """Names and roles of all workers of a deployment: `context-0`, `context-1`, `generation-0`, ..."""
-    counts = {
-        WorkerRole.CONTEXT: cluster.context_workers,
-        WorkerRole.GENERATION: cluster.generation_workers,
-        WorkerRole.MIXED: cluster.mixed_workers,
-    }
-    for role, count in counts.items():
-        for index in range(count):
-            yield f"{role}-{index}", role
+from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
 
 
 def build_worker(
@@ -97,7 +71,9 @@ def build_worker(
     wake = threading.Event()
     layout = _pool_layout(model, geometry, model_fingerprint(plan.model_folder), dtype)
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
-    manager = KVCacheManagerV2(geometry, config.cache, identity.epoch)
+    tiers = [pool, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
+    copies = CopyThread(tiers) if len(tiers) > 1 else None
+    manager = KVCacheManagerV2(geometry, config.cache, identity.epoch, copies)
     scheduler = KVCacheV2Scheduler(
         config.scheduler,
         manager,
@@ -124,7 +100,7 @@ def build_worker(
         loop,
         AgentThread(loop, agent, sinks, config.transfer.heartbeat_s, clock),
         manager=manager,
-        on_close=lambda: pool_path.unlink(missing_ok=True),
+        on_close=lambda: _close(manager, tiers, pool_path),
     )
 
 
@@ -138,6 +114,28 @@ def _make_pool(
         return TorchPool(num_slots, group.page_bytes, memory=memory), memory, SharedPool()
     pool = TorchPool(num_slots, group.page_bytes, device=device)
     return pool, memory, TwinPool(pool, memory)
+
+
+def _lower_tiers(geometry: CacheGeometry, cache: KVCacheConfig, run_folder: Path) -> list[SlotPool]:
+    (group,) = geometry.pool_groups
+    pools: list[SlotPool] = []
+    for tier, num_slots in zip(cache.tiers[1:], group.num_slots[1:], strict=True):
+        match tier:
+            case HostTierConfig():
+                pools.append(NumpyPool(num_slots, group.page_bytes))
+            case DiskTierConfig():
+                pools.append(DiskPool(num_slots, group.page_bytes, tier.path or str(run_folder)))
+            case _:
+                msg = f"tier {tier.tier} cannot be below another"
+                raise CacheConfigError(msg)
+    return pools
+
+
+def _close(manager: KVCacheManagerV2, tiers: Sequence[SlotPool], pool_path: Path) -> None:
+    manager.close()
+    for pool in tiers:
+        pool.close()
+    pool_path.unlink(missing_ok=True)
 
 
 def _pool_layout(model: ModelConfig, geometry: CacheGeometry, fingerprint: str, dtype: torch.dtype) -> PoolLayout:

@@ -21,7 +21,7 @@ from typing import Protocol, assert_never
 
 from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import LeaseOutcome, ReceiveOutcome
-from manager import Epoch, KVCacheManager, WorkerName
+from manager import KVCacheManager
 from scheduler.errors import InvalidRequest
 from scheduler.interface import IterationScheduler
 from scheduler.messages import (
@@ -39,7 +39,6 @@ from scheduler.messages import (
     RunContext,
     RunLocal,
     WorkerCommand,
-    WorkerRole,
     WorkerSnapshot,
 )
 from scheduler.output import DrawnToken, SchedulerOutput
@@ -54,6 +53,7 @@ from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
 from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
+from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
 
@@ -64,16 +64,6 @@ class StepEngine(Protocol):
     def step(self, batch: StepBatch) -> StepResult:
         """Compute the rows, write their KV, draw the tokens. May raise; nothing is retained then."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """Who a worker is."""
-
-    name: WorkerName
-    role: WorkerRole
-    epoch: Epoch
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +231,9 @@ class WorkerLoop:
     def _pass(self) -> bool:
         output = self._scheduler.schedule(self._clock())
         self._progress.iteration = output.iteration
+        lost = self._parts.manager.finish_fills()
+        if lost:
+            output = self._scheduler.on_pages_lost(output, lost, self._clock())
         for request in output.reserved:
             self._phases.enter(request.attempt_id, "transfer", self._clock())
             self._generation_side.on_reserved(request, self._clock())
@@ -249,11 +242,14 @@ class WorkerLoop:
             self._outbox.report(Deferred(request.attempt_id, deferral.reason, deferral.needed, deferral.available))
         for request, message in output.failed:
             self._fail(request, ErrorKind.NEVER_FITS, message, retriable=False)
+        for request in output.sent_away:
+            message = f"request {request.spec.uid}: lost its pages on {self._identity.name}, computed again elsewhere"
+            self._fail(request, ErrorKind.WORKER_LOST, message, retriable=True)
         if output.deadlock is not None:
             _log.error("%s: nothing can run: %s", self._identity.name, output.deadlock)
         if output.has_step:
             self._step(output)
-        return output.has_step or bool(output.reserved or output.deferred or output.failed)
+        return output.has_step or bool(output.reserved or output.deferred or output.failed or output.sent_away)
 
     def _step(self, output: SchedulerOutput) -> None:
         started_s = self._clock()

@@ -1,6 +1,8 @@
 """The repository's own rules: sizes, diagrams, package list."""
 
 import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -25,3 +27,9 @@ def test_every_package_folder_is_listed_for_installation() -> None:
         ".".join(path.parent.relative_to(ROOT).parts) for root in roots for path in (ROOT / root).rglob("__init__.py")
     }
     assert found == listed
+
+
+def test_neither_the_supervisor_nor_the_door_nor_the_central_scheduler_imports_torch() -> None:
+    # It costs each of them two seconds of start-up and 150 MB; only workers compute.
+    program = "import sys, serving.cli, serving.cluster; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=120).returncode == 0

@@ -20,8 +20,8 @@ from scheduler.messages import (
     WorkerRegistration,
     WorkerRole,
 )
-from serving.workers.assembly import WorkerPlan, build_worker
-from serving.workers.step_loop import WorkerIdentity
+from serving.workers.assembly import build_worker
+from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
 
 CONTEXT_NAME = WorkerName("context-0")
 
@@ -76,6 +76,7 @@ class RemoteContextWorker:
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_run, args=(plan, other), daemon=True)
         self._process.start()
+        other.close()  # or this side would wait for ever for a process that died
         self._received: list[object] = []
         self._replies: dict[int, SettleReply] = {}
         self._num_asked = 0
