@@ -5,9 +5,8 @@ states, digests from tokens; the first difference is a CorruptedError that names
 """
 
 from collections import Counter
-from hashlib import sha256
 
-from manager.digests import DIGEST_BYTES
+from manager.digests import block_digest
 from manager.errors import CorruptedError
 from manager.kv_cache import CacheStatus, KVCache
 from manager.page import NONE, PageState
@@ -131,7 +130,7 @@ def _audit_tree(parts: ManagerParts) -> None:
             _require(
                 tree.parent[child] == node, f"node {child} is a child of {node} but has parent {tree.parent[child]}"
             )
-            expected = sha256(digest + tree.tokens(child)).digest()[:DIGEST_BYTES]
+            expected = block_digest(digest, tree.tokens(child))
             _require(tree.digest(child) == expected, f"digest of node {child} does not follow from its tokens")
         _require(bool(children) or tree.has_page(node), f"node {node} has neither page nor child")
         for group, column in enumerate(tree.pages):

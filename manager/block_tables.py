@@ -13,6 +13,7 @@ from manager.page import NONE, PageTable
 from manager.storage.journal import Journal
 
 _SPARE_BLOCKS = 16
+_LEAST_BLOCKS = 64
 _MANY = 128
 
 
@@ -40,8 +41,11 @@ class BlockTables:
             return
         last = first + len(pages)
         if last > self._size:
-            self._extend(max(last + _SPARE_BLOCKS, 2 * self._size))
+            self._extend(max(last + _SPARE_BLOCKS, 2 * self._size, _LEAST_BLOCKS))
         slot = self._pages.slot
+        if len(pages) == 1:
+            self._tables[group][first] = NONE if pages[0] == NONE else slot[pages[0]]
+            return
         if len(pages) > _MANY and NONE not in pages:
             # The view of the records' slots must be gone before they grow again.
             self._tables[group][first:last] = np.frombuffer(slot, np.int32)[np.array(pages, np.int32)]

@@ -121,10 +121,13 @@ class RequestCaches:
         self._journal.push((self._remove, (request.request_id,)))
         return cache, costs
 
-    def has_room(self, cache: KVCache, num_blocks: int) -> bool:
-        """Whether an active cache can grow by `num_blocks`; where not, `never_fits` and `shortage` say why."""
-        storage = self._storage
-        return all(count <= storage.available(pool) for pool, count in enumerate(cache.growth_per_pool(num_blocks)))
+    def has_room(self, costs: Sequence[int]) -> bool:
+        """Whether so many device pages per pool group are available."""
+        available = self._storage.available
+        for pool, count in enumerate(costs):  # noqa: SIM110 - a generator costs more than the loop
+            if count > available(pool):
+                return False
+        return True
 
     def shortage(self, cache: KVCache, num_blocks: int) -> Shortage | None:
         """Whether bringing the cache to the device and `num_blocks` more would not fit, and where."""

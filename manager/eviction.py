@@ -15,7 +15,7 @@ one cursor, and the price is a rare compaction between transactions.
 
 from array import array
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,28 +27,30 @@ from manager.storage.slots import SlotAllocator
 _COMMITTED = int(PageState.COMMITTED)
 _FREE = int(PageState.FREE)
 _COMPACT_SLACK = 1024
+_LANE_SHIFT = 40
 
 
 class Lane:
     """Releases at one priority in one store.
 
     Attributes:
-        number: unique among all lanes of the manager, written to `PageTable.lane`.
+        number: unique among all lanes of the manager; the upper bits of its positions, so that they are, too.
         priority: of the requests that released into it.
         log: page records in order of release.
+        first: the lane's lowest position.
         base: position of `log[0]`.
         cursor: position from which valid entries begin.
     """
 
-    __slots__ = ("base", "cursor", "log", "number", "priority")
+    __slots__ = ("base", "cursor", "first", "log", "number", "priority")
 
     def __init__(self, number: int, priority: int) -> None:
         """Start empty."""
         self.number = number
         self.priority = priority
         self.log = array("i")
-        self.base = 0
-        self.cursor = 0
+        self.base = self.first = number << _LANE_SHIFT
+        self.cursor = self.base
 
     def __lt__(self, other: "Lane") -> bool:
         return self.priority < other.priority
@@ -78,22 +80,25 @@ class EvictionController:
         Also for pages that somebody still locks: should that turn out to be a claim that is undone, then
         this is the page's place. `evictable` is the caller's to change, through `add`.
         """
-        numbers, positions = self._pages.lane, self._pages.position
+        positions = self._pages.position
         lane = self._by_priority.get(priority) or self._lane(priority)
-        number, log = lane.number, lane.log
-        at = lane.base + len(log)
-        old = []
-        for page in pages:
-            before = numbers[page]
-            old.append((page, before, positions[page]))
-            if before in (number, NONE):
-                numbers[page] = number
+        old = [positions[page] for page in pages]
+        self._journal.push((self._unpush, (pages, old)))
+        at = lane.base + len(lane.log)
+        if max(old) == NONE:  # never released before
+            lane.log.extend(pages)
+            for page in pages:
                 positions[page] = at
-                log.append(page)
                 at += 1
-            elif self._push_elsewhere(page, before, priority):
+            return
+        number = lane.number
+        for page, before in zip(pages, old, strict=True):
+            if before == NONE or before >> _LANE_SHIFT == number:
+                positions[page] = at
+                lane.log.append(page)
                 at += 1
-        self._journal.push((self._unpush, (old,)))
+            elif self._push_elsewhere(page, before >> _LANE_SHIFT, priority):
+                at += 1
 
     def add(self, count: int) -> None:
         """Change the number of cached pages; negative for claims."""
@@ -122,8 +127,8 @@ class EvictionController:
 
     def put_back(self, page: int) -> None:
         """A page is cached again at its old place: its claim or eviction was undone."""
-        lane = self._registry[self._pages.lane[page]]
         position = self._pages.position[page]
+        lane = self._registry[position >> _LANE_SHIFT]
         if position < lane.cursor:
             self._journal.push((self._put_cursor, (lane, lane.cursor)))
             lane.cursor = position
@@ -148,7 +153,7 @@ class EvictionController:
 
     def priority_of(self, page: int) -> int:
         """The highest priority at which the page was ever released."""
-        return self._registry[self._pages.lane[page]].priority
+        return self._registry[self._pages.position[page] >> _LANE_SHIFT].priority
 
     def priorities(self) -> Iterator[tuple[int, list[int]]]:
         """Cached pages per priority, in order; for snapshots."""
@@ -159,27 +164,17 @@ class EvictionController:
     def _is_valid(self, lane: Lane, position: int) -> bool:
         pages = self._pages
         page = lane.log[position - lane.base]
-        return (
-            pages.position[page] == position
-            and pages.lane[page] == lane.number
-            and not pages.locks[page]
-            and pages.state[page] == _COMMITTED
-        )
+        return pages.position[page] == position and not pages.locks[page] and pages.state[page] == _COMMITTED
 
     def _collect(self, lane: Lane, count: int, victims: list[int]) -> int:
         """Append up to `count` victims of one lane; returns where its cursor belongs then."""
         pages = self._pages
-        positions, numbers, locks, states = pages.position, pages.lane, pages.locks, pages.state
-        log, base, number = lane.log, lane.base, lane.number
+        positions, locks, states = pages.position, pages.locks, pages.state
+        log, base = lane.log, lane.base
         position, end = lane.cursor, lane.base + len(lane.log)
         while position < end and count:
             page = log[position - base]
-            if (
-                positions[page] == position
-                and numbers[page] == number
-                and not locks[page]
-                and states[page] == _COMMITTED
-            ):
+            if positions[page] == position and not locks[page] and states[page] == _COMMITTED:
                 victims.append(page)
                 count -= 1
             position += 1
@@ -193,7 +188,6 @@ class EvictionController:
         """
         kept = max(priority, self._registry[number].priority)
         lane = self._by_priority.get(kept) or self._lane(kept)
-        self._pages.lane[page] = lane.number
         self._pages.position[page] = lane.base + len(lane.log)
         lane.log.append(page)
         return kept == priority
@@ -214,19 +208,18 @@ class EvictionController:
         log = np.frombuffer(lane.log, np.int32)[lane.cursor - lane.base :]
         positions = np.frombuffer(pages.position, np.int64)
         valid = positions[log] == np.arange(lane.cursor, lane.base + len(lane.log))
-        valid &= np.frombuffer(pages.lane, np.int16)[log] == lane.number
         valid &= np.frombuffer(pages.locks, np.int32)[log] == 0
         valid &= np.frombuffer(pages.state, np.uint8)[log] == _COMMITTED
         kept = log[valid]
-        positions[kept] = np.arange(len(kept))
+        positions[kept] = np.arange(lane.first, lane.first + len(kept))
         lane.log = array("i", kept.tobytes())
-        lane.base = lane.cursor = 0
+        lane.base = lane.cursor = lane.first
 
-    def _unpush(self, old: Sequence[tuple[int, int, int]]) -> None:
-        for page, number, position in reversed(old):
-            self._registry[self._pages.lane[page]].log.pop()
-            self._pages.lane[page] = number
-            self._pages.position[page] = position
+    def _unpush(self, pages: Sequence[int], old: Sequence[int]) -> None:
+        positions = self._pages.position
+        for page, before in zip(reversed(pages), reversed(old), strict=True):
+            self._registry[positions[page] >> _LANE_SHIFT].log.pop()
+            positions[page] = before
 
     def _add(self, count: int) -> None:
         self.evictable += count
@@ -242,7 +235,7 @@ class PlannedEvictions:
     destination, becomes a cached page of a lower tier.
     """
 
-    __slots__ = ("_controllers", "_granted_on", "_journal", "_pages", "_slots", "destinations", "evicted")
+    __slots__ = ("_controllers", "_journal", "_pages", "_slots", "_taken", "destinations", "evicted")
 
     def __init__(
         self,
@@ -258,8 +251,8 @@ class PlannedEvictions:
         self._journal = journal
         self.evicted: list[list[int]] = [[] for _ in slots]
         self.destinations: dict[int, tuple[int, int]] = {}
-        # Device slots that were taken from victims, and the page that has each now.
-        self._granted_on: list[dict[int, int]] = [{} for _ in slots]
+        # Per store, what was taken in this plan: slots, and the pages that took them.
+        self._taken: list[list[tuple[Sequence[int], Sequence[int]]]] = [[] for _ in slots]
 
     @property
     def is_empty(self) -> bool:
@@ -283,17 +276,10 @@ class PlannedEvictions:
         self.destinations[page] = (store, slot)
         self._journal.push((self._unsend, (page,)))
 
-    def note_taken(self, store: int, slots: Sequence[int], pages: Sequence[int], *, num_evicted: int) -> None:
-        """`pages` took `slots`, the last `num_evicted` of them from victims."""
-        granted_on = self._granted_on[store]
-        if not num_evicted and not granted_on:
-            return
-        fresh = len(slots) - num_evicted
-        taken = dict(zip(slots[fresh:], pages[fresh:], strict=True))
-        if granted_on:  # an evicted page's slot may be freed and taken again within one plan
-            taken.update((slot, page) for slot, page in zip(slots, pages, strict=True) if slot in granted_on)
-        self._journal.push((self._ungrant_on, (store, {slot: granted_on.get(slot) for slot in taken})))
-        granted_on.update(taken)
+    def note_taken(self, store: int, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """`pages` took `slots` in this plan; whose they are is worked out only where something is given back."""
+        self._taken[store].append((slots, pages))
+        self._journal.push((self._untake, (store,)))
 
     def give_back(self, store: int, slots: Sequence[int]) -> list[int]:
         """Return slots taken in this plan as if they never had been: the last victims come back.
@@ -301,9 +287,14 @@ class PlannedEvictions:
         Returns:
             Pages whose slot has changed, because theirs belongs to a victim that came back.
         """
-        returned, moved = list(slots), []
+        returned = list(slots)
+        moved: list[int] = []
+        if not self.evicted[store]:
+            self._slots[store].give(returned[::-1])
+            return moved
+        owners = {slot: page for taken, pages in self._taken[store] for slot, page in zip(taken, pages, strict=True)}
         while returned and self.evicted[store]:
-            owner = self._restore_last(store, returned)
+            owner = self._restore_last(store, returned, owners)
             if owner != NONE:
                 moved.append(owner)
         self._slots[store].give(returned[::-1])
@@ -311,12 +302,12 @@ class PlannedEvictions:
 
     def clear(self) -> None:
         """The transaction is over."""
-        for evicted, granted_on in zip(self.evicted, self._granted_on, strict=True):
+        for evicted, taken in zip(self.evicted, self._taken, strict=True):
             evicted.clear()
-            granted_on.clear()
+            taken.clear()
         self.destinations.clear()
 
-    def _restore_last(self, store: int, returned: list[int]) -> int:
+    def _restore_last(self, store: int, returned: list[int], owners: dict[int, int]) -> int:
         """Bring the last victim back for one of the `returned` slots; returns the page moved aside, or NONE."""
         victim = self.evicted[store].pop()
         self._journal.push((self.evicted[store].append, (victim,)))
@@ -324,11 +315,12 @@ class PlannedEvictions:
         if home in returned:
             returned.remove(home)
         else:
-            owner, slot = self._granted_on[store][home], returned.pop()
+            owner, slot = owners[home], returned.pop()
             state, place = self._pages.state[owner], (self._pages.store[owner], self._pages.slot[owner])
             if state != _FREE and place == (store, home):
                 self._pages.set_place(owner, store, slot)
-                self.note_taken(store, (slot,), (owner,), num_evicted=1)
+                self.note_taken(store, (slot,), (owner,))
+                owners[slot] = owner
                 moved = owner
             else:  # freed again within this plan
                 self._slots[store].take_exactly(home)
@@ -341,13 +333,8 @@ class PlannedEvictions:
         self._controllers[store].put_back(victim)
         return moved
 
-    def _ungrant_on(self, store: int, old: Mapping[int, int | None]) -> None:
-        granted_on = self._granted_on[store]
-        for slot, page in old.items():
-            if page is None:
-                del granted_on[slot]
-            else:
-                granted_on[slot] = page
+    def _untake(self, store: int) -> None:
+        self._taken[store].pop()
 
     def _unevict(self, store: int, count: int) -> None:
         del self.evicted[store][-count:]

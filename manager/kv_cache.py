@@ -188,12 +188,8 @@ class KVCache:
             costs[self._storage.pool_group_of[group]] += num_blocks - len(gone)
         return costs
 
-    def grow(self, num_blocks: int) -> list[int]:
-        """Add private blocks. The caller has checked that they are available.
-
-        Returns:
-            Per pool group, the pages taken.
-        """
+    def grow(self, num_blocks: int) -> None:
+        """Add private blocks. The caller has checked that they are available."""
         first = self.num_blocks
         span = range(first, first + num_blocks)
         for group, pages in enumerate(self.pages):
@@ -205,9 +201,7 @@ class KVCache:
             pages.extend(taken)
             self._journal.push((self._trim, (group, first)))
             self._tables.write(group, first, taken)
-        costs = self.growth_per_pool(num_blocks)
         self._set_num_blocks(first + num_blocks)
-        return costs
 
     def ungrow(self, num_blocks: int) -> list[int]:
         """Undo growth of this plan back to `num_blocks`; returns renamed pages (`StorageManager.untake`)."""

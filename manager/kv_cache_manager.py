@@ -132,7 +132,7 @@ class KVCacheManagerV2:
     @_in_plan
     def try_allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
         """See `KVCacheManager.try_allocate_generation`."""
-        cache = self._caches.get(request.request_id)
+        cache = self._caches.by_request.get(request.request_id) or self._caches.get(request.request_id)
         return self._planner.grow(cache, len(request.token_ids) + request.num_draft_tokens)
 
     @_in_plan
@@ -165,12 +165,13 @@ class KVCacheManagerV2:
     @_in_complete
     def advance(self, request: CacheRequest, num_tokens: int) -> None:
         """See `KVCacheManager.advance`. Raises LogicError beyond capacity or the known tokens."""
-        cache = self._caches.active(request)
-        if num_tokens < 0 or cache.is_reservation:
+        cache = self._caches.by_request.get(request.request_id)
+        if cache is None or cache.status is not CacheStatus.ACTIVE:
+            cache = self._caches.active(request)  # says why not
+        if num_tokens < 0 or cache.reserved_tokens:
             msg = f"{request.request_id}: cannot advance by {num_tokens}, reservation={cache.is_reservation}"
             raise LogicError(msg)
-        history = cache.history + num_tokens
-        cache.advance(request.token_ids, history, reuse=self._config.enable_block_reuse)
+        cache.advance(request.token_ids, cache.history + num_tokens, reuse=self._config.enable_block_reuse)
 
     @_in_complete
     def rewind(self, request: CacheRequest, num_tokens: int) -> None:

@@ -52,16 +52,15 @@ class PageTable:
         state: `PageState`.
         locks: users that need it where it is.
         node: tree node of a committed page.
-        lane: eviction lane of its last release.
-        position: its place in that lane.
+        position: where it is in the eviction order (`eviction.Lane`), since its last release.
     """
 
     __slots__ = (
+        "_is_uniform",
         "_journal",
         "_limbo",
         "_spare",
         "group",
-        "lane",
         "locks",
         "node",
         "position",
@@ -70,8 +69,12 @@ class PageTable:
         "store",
     )
 
-    def __init__(self, journal: Journal) -> None:
-        """Start without records; they are made as needed and reused."""
+    def __init__(self, journal: Journal, *, is_uniform: bool = False) -> None:
+        """Start without records; they are made as needed and reused.
+
+        `is_uniform`: there is one store and one layer group, so that every record has the same.
+        """
+        self._is_uniform = is_uniform
         self._journal = journal
         self.slot = array("i")
         self.store = bytearray()
@@ -79,7 +82,6 @@ class PageTable:
         self.state = bytearray()
         self.locks = array("i")
         self.node = array("i")
-        self.lane = array("h")
         self.position = array("q")
         self._spare: list[int] = []
         # Records freed in this transaction keep their values until publish, so that undoing needs no copy.
@@ -97,24 +99,24 @@ class PageTable:
             self._extend(max(count, _GROWTH))
         pages = self._spare[-count:]
         del self._spare[-count:]
-        page_slot, page_store, page_group, state, locks = self.slot, self.store, self.group, self.state, self.locks
+        page_slot, state, locks = self.slot, self.state, self.locks
         for page, slot in zip(pages, slots, strict=True):
             page_slot[page] = slot
-            page_store[page] = store
-            page_group[page] = group
             state[page] = _PRIVATE
             locks[page] = 1
+        if not self._is_uniform:
+            for page in pages:
+                self.store[page] = store
+                self.group[page] = group
         self._journal.push((self._uncreate, (pages,)))
         return pages
 
     def destroy(self, pages: Sequence[int]) -> None:
-        """End unlocked pages that are in no tree. Their slots are the caller's to give back."""
-        state = self.state
-        old = [state[page] for page in pages]
-        for page in pages:
-            state[page] = _FREE
-        self._limbo.extend(pages)
-        self._journal.push((self._undestroy, (pages, old)))
+        """End unlocked pages of one state that are in no tree. Their slots are the caller's to give back."""
+        if pages:
+            self._journal.push((self._undestroy, (pages, self.state[pages[0]])))
+            self._put_state(pages, _FREE)
+            self._limbo.extend(pages)
 
     def set_state(self, pages: Sequence[int], state: PageState) -> None:
         """Change the state of pages that all have the same one."""
@@ -158,21 +160,20 @@ class PageTable:
     def remove_locks(self, pages: Sequence[int]) -> list[int]:
         """Take one lock from each; returns the pages that have none left, in order."""
         locks = self.locks
-        loose = []
+        is_shared = False
         for page in pages:
             count = locks[page] - 1
             locks[page] = count
-            if not count:
-                loose.append(page)
+            if count:
+                is_shared = True
         self._journal.push((self._put_locks, (pages,)))
-        return loose
+        return [page for page in pages if not locks[page]] if is_shared else list(pages)
 
     def publish(self) -> None:
         """Records freed in this transaction may be used again."""
+        position = self.position
         for page in self._limbo:
-            self.node[page] = NONE
-            self.lane[page] = NONE
-            self.position[page] = NONE
+            position[page] = NONE
         self._spare.extend(self._limbo)
         self._limbo.clear()
 
@@ -188,7 +189,6 @@ class PageTable:
         self.state.extend(bytes(count))
         self.locks.extend([0] * count)
         self.node.extend([NONE] * count)
-        self.lane.extend([NONE] * count)
         self.position.extend([NONE] * count)
         self._spare[:0] = range(first + count - 1, first - 1, -1)
 
@@ -198,11 +198,9 @@ class PageTable:
             self.locks[page] = 0
         self._spare.extend(pages)
 
-    def _undestroy(self, pages: Sequence[int], states: Sequence[int]) -> None:
-        for page, state in zip(pages, states, strict=True):
-            self.state[page] = state
-        if pages:
-            del self._limbo[-len(pages) :]
+    def _undestroy(self, pages: Sequence[int], state: int) -> None:
+        self._put_state(pages, state)
+        del self._limbo[-len(pages) :]
 
     def _uncommit(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -214,8 +212,9 @@ class PageTable:
         self.slot[page] = slot
 
     def _put_state(self, pages: Sequence[int], state: int) -> None:
+        states = self.state
         for page in pages:
-            self.state[page] = state
+            states[page] = state
 
     def _drop_locks(self, pages: Sequence[int]) -> None:
         locks = self.locks

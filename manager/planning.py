@@ -114,9 +114,12 @@ class Planner:
             # Every decode, at all but one step in `size`.
             return Grant(cache.request_id, (), 0, 0, 0, 0, cache.history, num_blocks * size)
         missing = max(0, -(-num_tokens // size) - num_blocks)
-        if cache.status is CacheStatus.ACTIVE and self._caches.has_room(cache, missing):
-            self._plan.note_grant(cache.request_id, Before(num_blocks))
-            return self._grant(cache, cache.grow(missing), tokens=missing * size)
+        if cache.status is CacheStatus.ACTIVE:
+            costs = cache.growth_per_pool(missing)
+            if self._caches.has_room(costs):
+                self._plan.note_grant(cache.request_id, Before(num_blocks))
+                cache.grow(missing)
+                return self._grant(cache, costs, tokens=missing * size)
         return self._refuse_or_resume(cache, missing)
 
     def _refuse_or_resume(self, cache: KVCache, missing: int) -> Grant | Refusal:
@@ -136,8 +139,10 @@ class Planner:
     def _resume_and_grow(self, cache: KVCache, missing: int) -> Grant:
         self._plan.note_grant(cache.request_id, Before(cache.num_blocks, is_resumed=True))
         costs = self._caches.resume(cache)
+        growth = cache.growth_per_pool(missing)
         if missing:
-            costs = [old + new for old, new in zip(costs, cache.grow(missing), strict=True)]
+            cache.grow(missing)
+        costs = [old + new for old, new in zip(costs, growth, strict=True)]
         tokens = missing * self._geometry.tokens_per_block
         return self._grant(cache, costs, tokens=tokens, reused_tokens=cache.history, index_slots=1)
 

@@ -15,7 +15,7 @@ from manager.page import NONE, PageState
 from manager.storage_manager import StorageManager
 
 _COMMITTED = int(PageState.COMMITTED)
-_MAX_CHILDREN = 64
+_MAX_CHILDREN = 16
 _HASHED_AHEAD = 64
 """Blocks hashed at a time: an uncached long prompt is not hashed to its end."""
 
@@ -130,9 +130,12 @@ def find_partial(
 ) -> tuple[list[int], int]:
     """A cached block that begins as the one after `nodes` does, as far as `token_ids[:limit]`.
 
+    Until the copy is made its source stays, too, and the request must not come to wait for that: there is no copy
+    where the rest of its blocks would not fit beside.
+
     Returns:
         Its page per layer group, and how many of its positions agree; no pages where none does, or where there is no
-        room for the copy. Of many children only the newest are looked at.
+        room. Of many children only the newest are looked at.
     """
     size = digests.tokens_per_block
     first = len(nodes) * size
@@ -147,13 +150,14 @@ def find_partial(
     if best == NONE:
         return [], 0
     pages = [column[best] for column in storage.tree.pages]
+    rest = -(-len(token_ids) // size) - len(nodes) - 1
     left = [storage.available(pool) for pool in range(storage.num_pool_groups)]
     for group, page in enumerate(pages):
-        left[storage.pool_group_of[group]] -= storage.clone_cost(page)
+        left[storage.pool_group_of[group]] -= storage.clone_cost(page) + rest
     return (pages, longest) if min(left) >= 0 else ([], 0)
 
 
-def _common_tokens(wanted: bytes, found: bytearray) -> int:
+def _common_tokens(wanted: bytes, found: bytes) -> int:
     if found.startswith(wanted):
         return len(wanted) // 4
     return next(at for at, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]) // 4

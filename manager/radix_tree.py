@@ -9,6 +9,7 @@ Nodes are small integers over parallel arrays, as pages are (`page.py`).
 
 from array import array
 from collections.abc import Iterator, MutableSequence, Sequence
+from struct import unpack_from
 
 import numpy as np
 
@@ -16,9 +17,11 @@ from manager.digests import TOKEN_BYTES, BlockDigests
 from manager.errors import LogicError
 from manager.page import NONE
 from manager.storage.journal import Journal
+from manager.token_arena import TokenArena
 
 _TOKEN_BYTES = 4
 _GROWTH = 256
+_FEW = 8
 
 
 class BlockRadixTree:
@@ -49,38 +52,47 @@ class BlockRadixTree:
         """An empty tree."""
         self._journal = journal
         self._width = tokens_per_block * TOKEN_BYTES
-        self.by_digest: dict[bytes, int] = {}
+        self.by_digest: dict[int, int] = {}
         self.parent = array("i")
         self.pages = [array("i") for _ in range(num_layer_groups)]
-        self._digest: list[bytes] = []
+        self._digest = array("q")
         self._first_child = array("i")
         self._next = array("i")
         self._previous = array("i")
-        self._tokens = bytearray()
+        self._tokens = TokenArena(tokens_per_block)
         self._spare: list[int] = []
-        self._limbo: list[int] = []
+        # Removed in this transaction: nodes, and their neighbours at that moment.
+        self._limbo: list[list[tuple[int, int, int]]] = []
 
     def find(self, digests: BlockDigests, first: int, last: int) -> list[int]:
         """Nodes of blocks [first, last), up to the first that is missing or not what its digest says."""
         get = self.by_digest.get
+        if first < last and digests.chain[first] not in self.by_digest:
+            return []
         nodes = [get(digest, NONE) for digest in digests.chain[first:last]]
         if NONE in nodes:
             del nodes[nodes.index(NONE) :]
         if not nodes:
             return nodes
         parent = get(digests.chain[first - 1] if first else digests.root, NONE)
+        return nodes[: self._num_agreeing(nodes, parent, digests, first)]
+
+    def _num_agreeing(self, nodes: Sequence[int], parent: int, digests: BlockDigests, first: int) -> int:
+        """How many leading nodes really are the blocks from `first` on, behind the node `parent`."""
+        if len(nodes) <= _FEW:
+            for place, node in enumerate(nodes):
+                if not self.matches(node, parent, digests, first + place):
+                    return place
+                parent = node
+            return len(nodes)
         # In numpy, since a long prompt has thousands of blocks; the views live for this call only, as arrays that
         # are looked at cannot grow.
-        place = np.array(nodes, np.int32)
-        expected = np.frombuffer(digests.packed, np.int32).reshape(-1, digests.tokens_per_block)
-        stored = np.frombuffer(self._tokens, np.int32).reshape(-1, digests.tokens_per_block)
-        parents = np.frombuffer(self.parent, np.int32)[place]
-        agrees = (stored[place] == expected[first : first + len(nodes)]).all(axis=1)
+        places = np.array(nodes, np.int32)
+        parents = np.frombuffer(self.parent, np.int32)[places]
+        agrees = self._tokens.agree(places, digests.packed, first)
         agrees[0] &= parents[0] == parent
-        agrees[1:] &= parents[1:] == place[:-1]
-        if not agrees.all():
-            del nodes[int(agrees.argmin()) :]
-        return nodes
+        agrees[1:] &= parents[1:] == places[:-1]
+        return len(nodes) if agrees.all() else int(agrees.argmin())
 
     def root(self, digests: BlockDigests) -> int:
         """The scope's root, made when missing."""
@@ -95,18 +107,14 @@ class BlockRadixTree:
         nodes = self._spare[: -count - 1 : -1]
         del self._spare[-count:]
         digest, parents, children, by_digest = self._digest, self.parent, self._first_child, self.by_digest
-        tokens, packed = self._tokens, digests.packed
-        at = first * width
         for node, key in zip(nodes, digests.chain[first:last], strict=True):
             digest[node] = key
             by_digest[key] = node
-            tokens[node * width : (node + 1) * width] = packed[at : at + width]
             parents[node] = parent
-            if node != nodes[0]:  # an only child
-                children[parent] = node
-                self._next[node] = self._previous[node] = NONE
+            if node != nodes[0]:
+                children[parent] = node  # an only child; a spare node has no neighbours
             parent = node
-            at += width
+        self._tokens.put(nodes, digests.packed[first * width : last * width])
         self._link(nodes[0])
         self._journal.push((self._uninsert_chain, (nodes,)))
         return nodes
@@ -114,7 +122,7 @@ class BlockRadixTree:
     def matches(self, node: int, parent: int, digests: BlockDigests, block: int) -> bool:
         """Whether `node`, found by digest, really is this block of this prefix."""
         source = block * self._width
-        return self.parent[node] == parent and self.tokens(node) == digests.packed[source : source + self._width]
+        return self.parent[node] == parent and self.tokens(node) == bytes(digests.packed[source : source + self._width])
 
     def attach(self, group: int, nodes: Sequence[int], pages: Sequence[int]) -> None:
         """Give nodes their pages of one layer group."""
@@ -126,45 +134,56 @@ class BlockRadixTree:
             column[node] = page
         self._journal.push((self._put_pages, (column, nodes, None)))
 
-    def detach(self, group: int, nodes: Sequence[int]) -> None:
-        """Take the nodes' pages of one layer group; nodes go when nothing is left of them."""
+    def detach(self, group: int, nodes: Sequence[int], pages: Sequence[int]) -> None:
+        """Take the nodes' `pages` of one layer group; nodes go when nothing is left of them."""
         column = self.pages[group]
-        self._journal.push((self._put_pages, (column, nodes, [column[node] for node in nodes])))
-        for node in nodes:
-            column[node] = NONE
-            self.prune(node)
+        self._journal.push((self._put_pages, (column, nodes, pages)))
+        self._sweep(nodes, column)
 
     def prune(self, node: int) -> None:
-        """Remove `node` and then its ancestors, as long as they have neither page nor child.
+        """Remove `node` and then its ancestors, as long as they have neither page nor child."""
+        if node != NONE and self._first_child[node] == NONE and not self.has_page(node):
+            self._sweep((node,), None)
 
-        Their digests and tokens stay until `publish` lets them be used again, for an undo.
+    def _sweep(self, nodes: Sequence[int], column: MutableSequence[int] | None) -> None:
+        """Empty the nodes' places in `column`, and prune each.
+
+        Digests and tokens of removed nodes stay until `publish` lets them be used again, for an undo.
         """
-        children, previous, following = self._first_child, self._previous, self._next
-        while node != NONE and children[node] == NONE and not self.has_page(node):
-            parent, before, after = self.parent[node], previous[node], following[node]
-            del self.by_digest[self._digest[node]]
-            if before != NONE:
-                following[before] = after
-            elif parent != NONE:
-                children[parent] = after
-            if after != NONE:
-                previous[after] = before
-            self._limbo.append(node)
-            self._journal.push((self._unremove, (node, before, after)))
-            node = parent
+        children, previous, following, parents = self._first_child, self._previous, self._next, self.parent
+        digests, by_digest, first, others = self._digest, self.by_digest, self.pages[0], self.pages[1:]
+        removed: list[tuple[int, int, int]] = []
+        self._limbo.append(removed)
+        self._journal.push((self._unremove, (removed,)))
+        for start in nodes:
+            node = start
+            if column is not None:
+                column[node] = NONE
+            while node != NONE and children[node] == NONE and first[node] == NONE:
+                if others and any(other[node] != NONE for other in others):
+                    break
+                parent, before, after = parents[node], previous[node], following[node]
+                del by_digest[digests[node]]
+                if before != NONE:
+                    following[before] = after
+                    previous[node] = NONE
+                elif parent != NONE:
+                    children[parent] = after
+                if after != NONE:
+                    previous[after] = before
+                    following[node] = NONE
+                removed.append((node, before, after))
+                node = parent
 
     def has_page(self, node: int) -> bool:
         """Whether any layer group has a page there."""
-        for column in self.pages:  # noqa: SIM110 - a generator costs as much as the rest of `prune`
-            if column[node] != NONE:
-                return True
-        return False
+        return any(column[node] != NONE for column in self.pages)
 
-    def tokens(self, node: int) -> bytearray:
-        """Packed tokens of the node's block."""
-        return self._tokens[node * self._width : (node + 1) * self._width]
+    def tokens(self, node: int) -> bytes:
+        """The tokens of the node's block, int32."""
+        return self._tokens.packed(node)
 
-    def digest(self, node: int) -> bytes:
+    def digest(self, node: int) -> int:
         """The node's digest."""
         return self._digest[node]
 
@@ -177,17 +196,16 @@ class BlockRadixTree:
 
     def alike(self, parent: int, wanted: bytes, max_children: int) -> Iterator[int]:
         """Children that begin with the same token as `wanted`, among the `max_children` newest."""
-        tokens, width, following = self._tokens, self._width, self._next
-        head = wanted[:TOKEN_BYTES]
+        tokens, following = self._tokens, self._next
+        (head,) = unpack_from("i", wanted)
         child = self._first_child[parent]
         while child != NONE and max_children:
-            at = child * width
-            if tokens[at : at + TOKEN_BYTES] == head:
+            if tokens.begins(child, head):
                 yield child
             child = following[child]
             max_children -= 1
 
-    def _insert(self, parent: int, digest: bytes) -> int:
+    def _insert(self, parent: int, digest: int) -> int:
         if not self._spare:
             self._extend(_GROWTH)
         node = self._spare.pop()
@@ -220,9 +238,8 @@ class BlockRadixTree:
 
     def publish(self) -> None:
         """Nodes removed in this transaction may be used again."""
-        for node in self._limbo:
-            self._digest[node] = b""
-        self._spare.extend(self._limbo)
+        for removed in self._limbo:
+            self._spare.extend([node for node, _, _ in removed])
         self._limbo.clear()
 
     def _put_pages(self, column: MutableSequence[int], nodes: Sequence[int], pages: Sequence[int] | None) -> None:
@@ -239,24 +256,25 @@ class BlockRadixTree:
         self._next[node] = self._previous[node] = NONE
         self._spare.append(node)
 
-    def _unremove(self, node: int, before: int, after: int) -> None:
-        # Undone in reverse order, the old neighbours are neighbours again.
+    def _unremove(self, removed: Sequence[tuple[int, int, int]]) -> None:
+        # In reverse order, the old neighbours are neighbours again.
         self._limbo.pop()
-        parent = self.parent[node]
-        self._previous[node], self._next[node] = before, after
-        if before != NONE:
-            self._next[before] = node
-        elif parent != NONE:
-            self._first_child[parent] = node
-        if after != NONE:
-            self._previous[after] = node
-        self.by_digest[self._digest[node]] = node
+        for node, before, after in reversed(removed):
+            parent = self.parent[node]
+            self._previous[node], self._next[node] = before, after
+            if before != NONE:
+                self._next[before] = node
+            elif parent != NONE:
+                self._first_child[parent] = node
+            if after != NONE:
+                self._previous[after] = node
+            self.by_digest[self._digest[node]] = node
 
     def _extend(self, count: int) -> None:
         first = len(self.parent)
         empty = [NONE] * count
         for links in (self.parent, self._first_child, self._next, self._previous, *self.pages):
             links.extend(empty)
-        self._digest.extend([b""] * count)
-        self._tokens.extend(bytes(count * self._width))
+        self._digest.extend(empty)
+        self._tokens.extend(count)
         self._spare.extend(range(first + count - 1, first - 1, -1))

@@ -44,7 +44,7 @@ class NodeView:
     """One tree node, in depth-first order; children newest first."""
 
     depth: int
-    digest: bytes
+    digest: int
     pages: tuple[PageView | None, ...]
 
 
@@ -72,7 +72,7 @@ class ManagerSnapshot:
     """
 
     free: tuple[tuple[int, ...], ...]
-    cached: tuple[tuple[tuple[int, tuple[tuple[bytes, int, PageView], ...]], ...], ...]
+    cached: tuple[tuple[tuple[int, tuple[tuple[int, int, PageView], ...]], ...], ...]
     tree: tuple[NodeView, ...]
     caches: tuple[CacheView, ...]
     free_index_slots: tuple[int, ...]
@@ -156,7 +156,7 @@ def _views(storage: StorageManager, pages: tuple[int, ...]) -> tuple[PageView, .
     return tuple(_view(storage, page) for page in pages)
 
 
-def _cached(storage: StorageManager, store: int) -> tuple[tuple[int, tuple[tuple[bytes, int, PageView], ...]], ...]:
+def _cached(storage: StorageManager, store: int) -> tuple[tuple[int, tuple[tuple[int, int, PageView], ...]], ...]:
     pages, tree = storage.pages, storage.tree
     return tuple(
         (priority, tuple((tree.digest(pages.node[page]), pages.group[page], _view(storage, page)) for page in order))

@@ -51,7 +51,8 @@ class StorageManager:
     def __init__(self, geometry: CacheGeometry, journal: Journal) -> None:
         """Every slot is free."""
         self._journal = journal
-        self.pages = PageTable(journal)
+        is_uniform = len(geometry.tiers) == len(geometry.layer_groups) == 1
+        self.pages = PageTable(journal, is_uniform=is_uniform)
         self.tree = BlockRadixTree(geometry.tokens_per_block, len(geometry.layer_groups), journal)
         self.pool_group_of = [int(group.pool_group_id) for group in geometry.layer_groups]
         self.num_pool_groups = len(geometry.pool_groups)
@@ -93,9 +94,9 @@ class StorageManager:
             OutOfPagesError: fewer are available; the journal's owner undoes what was done.
         """
         store = self.pool_group_of[group]
-        slots, num_evicted = self.moves.take_slots(store, count)
+        slots = self.moves.take_slots(store, count)
         pages = self.pages.create(store, group, slots)
-        self.moves.evictions.note_taken(store, slots, pages, num_evicted=num_evicted)
+        self.moves.evictions.note_taken(store, slots, pages)
         return pages
 
     def untake(self, group: int, pages: Sequence[int]) -> list[int]:
@@ -189,7 +190,7 @@ class StorageManager:
             self.moves.move_down_held(pages)
 
     def free(self, pages: Sequence[int]) -> None:
-        """Return the slots of unlocked pages that are in no tree."""
+        """Return the slots of unlocked pages of one state that are in no tree."""
         self._drop_clones(pages)
         self.pages.destroy(pages)
         slot = self.pages.slot
@@ -265,9 +266,13 @@ class StorageManager:
         for store, evicted in enumerate(self.moves.evictions.evicted):
             if not evicted:
                 continue
-            dropped = [page for page in evicted if page not in self.moves.evictions.destinations]
-            for group in {pages.group[page] for page in dropped}:
-                self.tree.detach(group, [pages.node[page] for page in dropped if pages.group[page] == group])
+            sent = self.moves.evictions.destinations
+            dropped = [page for page in evicted if page not in sent] if sent else list(evicted)
+            if len(self.pool_group_of) == 1:
+                self.tree.detach(0, [pages.node[page] for page in dropped], dropped)
+            else:
+                for page in dropped:
+                    self.tree.detach(pages.group[page], (pages.node[page],), (page,))
             pages.destroy(dropped)
             if store >= self.num_pool_groups:
                 for page in evicted:
@@ -294,7 +299,7 @@ class StorageManager:
             return None
         self.claim(pages.group[page], (page,))
         if pages.state[page] == _COMMITTED:
-            self.tree.detach(pages.group[page], (pages.node[page],))
+            self.tree.detach(pages.group[page], (pages.node[page],), (page,))
             pages.set_state((page,), PageState.PRIVATE)
         return page
 

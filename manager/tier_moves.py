@@ -77,15 +77,16 @@ class TierMoves:
         stores = range(pool_group + self._num_pool_groups, len(self._slots), self._num_pool_groups)
         return [store for store in stores if store // self._num_pool_groups not in self.broken_tiers]
 
-    def take_slots(self, store: int, count: int) -> tuple[list[int], int]:
-        """Device slots, and how many of them (the last ones) were evicted for it."""
+    def take_slots(self, store: int, count: int) -> list[int]:
+        """Device slots, the last of them evicted where too few are free."""
         slots = self._slots[store]
         missing = count - len(slots.free)
         if missing <= 0:
-            return slots.take(count), 0
+            return slots.take(count)
         victims = self.evictions.evict(store, missing)
-        self._send_down(store, victims)
-        return slots.take(count - missing) + [self._pages.slot[page] for page in victims], missing
+        if len(self._slots) > self._num_pool_groups:
+            self._send_down(store, victims)
+        return slots.take(count - missing) + [self._pages.slot[page] for page in victims]
 
     def _send_down(self, store: int, victims: Sequence[int]) -> None:
         """Give victims a destination in the next lower tiers that have free slots; the rest is dropped."""
@@ -100,13 +101,13 @@ class TierMoves:
         """Give locked pages of lower tiers places on the device; their data follows by fill."""
         if not pages:
             return
-        slots, num_evicted = self.take_slots(store, len(pages))
+        slots = self.take_slots(store, len(pages))
         for page, slot in zip(pages, slots, strict=True):
             self.copies.add_fill(page, self._pages.store[page], self._pages.slot[page])
             self.copies.free_later(self._pages.store[page], self._pages.slot[page])
             self._pages.set_place(page, store, slot)
             self.pin(page)
-        self.evictions.note_taken(store, slots, pages, num_evicted=num_evicted)
+        self.evictions.note_taken(store, slots, pages)
 
     def unpromote(self, store: int, pages: Sequence[int]) -> list[int]:
         """Pages whose fill has not run yet go back to where their data is; returns renamed pages."""

@@ -214,8 +214,9 @@ class TransactionDesk:
         return transaction
 
     def _publish(self, transaction: CacheTransaction) -> None:
-        self._storage.moves.trim()
-        self._stage()
+        if self._storage.has_lower_tiers:
+            self._storage.moves.trim()
+            self._stage()
         fills = self._storage.publish()
         self._storage.forget()
         self._journal.forget()
@@ -264,7 +265,7 @@ def inside(
         def guarded(owner: _Owner, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
             if owner.desk.kind is not kind:
                 owner.desk.require(kind)
-            mark = len(owner.journal)
+            mark = len(owner.journal.entries)
             try:
                 return method(owner, *args, **kwargs)
             except BaseException:

@@ -14,26 +14,27 @@ class Journal:
     """Inverses of all changes since the transaction began, oldest first.
 
     Attributes:
+        entries: the inverses; the list is the same one for ever.
         push: append one inverse; bound once, because it runs for every change.
     """
 
-    __slots__ = ("_entries", "push")
+    __slots__ = ("entries", "push")
 
     def __init__(self) -> None:
         """Start empty."""
-        self._entries: list[Undo] = []
-        self.push: Callable[[Undo], None] = self._entries.append
+        self.entries: list[Undo] = []
+        self.push: Callable[[Undo], None] = self.entries.append
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def undo_to(self, mark: int) -> None:
         """Undo everything pushed since the journal was `mark` entries long."""
-        entries = self._entries
+        entries = self.entries
         while len(entries) > mark:
             undo, arguments = entries.pop()
             undo(*arguments)
 
     def forget(self) -> None:
         """Keep the changes: the transaction was published."""
-        self._entries.clear()
+        self.entries.clear()

@@ -1,0 +1,79 @@
+"""`TokenArena`: the tokens of every tree node's block, one row per node.
+
+Rows are 16 bits wide until a token needs more, then all of them 32: most of what the tree remembers per block is its
+tokens, and many vocabularies fit.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_FEW = 8
+_WIDE = 4
+_NARROW = 2
+
+
+class TokenArena:
+    """Rows of `tokens_per_block` tokens, written and read as int32. No view of a row outlives a call."""
+
+    __slots__ = ("_item", "_rows", "_size", "_width")
+
+    def __init__(self, tokens_per_block: int) -> None:
+        """No rows."""
+        self._size = tokens_per_block
+        self._item = _NARROW
+        self._width = tokens_per_block * _NARROW
+        self._rows = bytearray()
+
+    def extend(self, num_rows: int) -> None:
+        """Add rows."""
+        self._rows.extend(bytes(num_rows * self._width))
+
+    def put(self, nodes: Sequence[int], packed: bytes | bytearray) -> None:
+        """Write `packed`, int32 tokens of as many blocks, into the nodes' rows."""
+        narrow = self._narrowed(packed, is_short=len(nodes) <= _FEW) if self._item == _NARROW else packed
+        rows, width, first, count = self._rows, self._width, 0, len(nodes)
+        for place in range(1, count + 1):
+            # Nodes made together mostly have neighbouring rows: one copy for each run.
+            if place == count or nodes[place] != nodes[place - 1] + 1:
+                at, size = nodes[first] * width, (place - first) * width
+                rows[at : at + size] = narrow[first * width : first * width + size]
+                first = place
+
+    def agree(self, nodes: npt.NDArray[np.int32], packed: bytes | bytearray, first: int) -> npt.NDArray[np.bool_]:
+        """Per node, whether its row holds the block of `packed` (int32 tokens), from block `first` on."""
+        expected = np.frombuffer(packed, np.int32).reshape(-1, self._size)[first : first + len(nodes)]
+        kind = np.uint16 if self._item == _NARROW else np.int32
+        stored = np.frombuffer(self._rows, kind).reshape(-1, self._size)[nodes]
+        same: npt.NDArray[np.bool_] = (stored == expected).all(axis=1)
+        return same
+
+    def packed(self, node: int) -> bytes:
+        """A row as int32 tokens."""
+        row = self._rows[node * self._width : (node + 1) * self._width]
+        return bytes(row) if self._item == _WIDE else array("i", array("H", bytes(row))).tobytes()
+
+    def begins(self, node: int, token: int) -> bool:
+        """Whether the row's first token is this one."""
+        at = node * self._width
+        return int.from_bytes(self._rows[at : at + self._item], "little") == token
+
+    def _narrowed(self, packed: bytes | bytearray, *, is_short: bool) -> bytes | bytearray:
+        """The tokens in 16 bits; where one does not fit, all rows become wide and `packed` stays as it is."""
+        if is_short:
+            try:
+                return array("H", array("i", bytes(packed))).tobytes()
+            except OverflowError:
+                self._widen()
+                return packed
+        values = np.frombuffer(packed, np.int32)
+        if (values >> 16).any():  # negative ones, too
+            self._widen()
+            return packed
+        return values.astype(np.uint16).tobytes()
+
+    def _widen(self) -> None:
+        self._rows = bytearray(np.frombuffer(self._rows, np.uint16).astype(np.int32).tobytes())
+        self._item, self._width = _WIDE, self._size * _WIDE
