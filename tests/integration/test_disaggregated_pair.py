@@ -134,7 +134,7 @@ def test_the_account_never_runs_ahead_of_the_reports(pair: Deployment, monkeypat
     # A heartbeat may go out while the loop sends: with the new account and without its reports, a request
     # that has ended here looks lost to the reconcile.
     worker = pair.cluster.workers[WorkerName("generation-0")]
-    seen_while_sending = []
+    seen_while_sending: list[bool] = []
     send = InprocessSinks.send_reports
 
     def watched(sinks: InprocessSinks, batch: ReportBatch) -> None:
