@@ -7,12 +7,11 @@ states, digests from tokens; the first difference is a CorruptedError that names
 from collections import Counter
 from hashlib import sha256
 
+from manager.digests import DIGEST_BYTES
 from manager.errors import CorruptedError
 from manager.kv_cache import CacheStatus, KVCache
 from manager.page import NONE, PageState
 from manager.snapshot import ManagerParts
-
-_DIGEST_BYTES = 15
 
 
 def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
@@ -65,6 +64,7 @@ def _audit_locks(parts: ManagerParts) -> None:
     for held in parts.leases.values():
         for held_pages in held.pages:
             expected.update(held_pages)
+    expected.update(parts.storage.moves.pins)
     for page, locks in enumerate(pages.locks):
         _require(locks == expected[page], f"page {page} has {locks} locks, its users account for {expected[page]}")
 
@@ -131,7 +131,7 @@ def _audit_tree(parts: ManagerParts) -> None:
             _require(
                 tree.parent[child] == node, f"node {child} is a child of {node} but has parent {tree.parent[child]}"
             )
-            expected = sha256(digest + tree.tokens(child)).digest()[:_DIGEST_BYTES]
+            expected = sha256(digest + tree.tokens(child)).digest()[:DIGEST_BYTES]
             _require(tree.digest(child) == expected, f"digest of node {child} does not follow from its tokens")
         _require(bool(children) or tree.has_page(node), f"node {node} has neither page nor child")
         for group, column in enumerate(tree.pages):
@@ -165,8 +165,11 @@ def _audit_cache(parts: ManagerParts, cache: KVCache) -> None:
             page = group_pages[block]
             _require(page == NONE or pages.node[page] == node, f"{name}: block {block} is not on its path in the tree")
             node = parts.storage.tree.parent[node]
+        reached = max(cache.history, cache.reserved_tokens)
+        stale = parts.geometry.layer_groups[group].stale_blocks(reached, size)
         for block, page in enumerate(group_pages):
             if page == NONE:
+                _require(block in stale, f"{name}: block {block} of layer group {group} is visible but has no page")
                 continue
             expected = PageState.COMMITTED if block < cache.num_committed else PageState.PRIVATE
             _require(

@@ -12,38 +12,50 @@ import numpy.typing as npt
 from manager.page import NONE, PageTable
 from manager.storage.journal import Journal
 
-_FIRST_BLOCKS = 16
+_SPARE_BLOCKS = 16
+_MANY = 128
 
 
 class BlockTables:
     """Per layer group, a growing buffer [num_blocks] int32; NONE where a page left the window."""
 
-    __slots__ = ("_journal", "_pages", "_tables", "_views")
+    __slots__ = ("_journal", "_num_groups", "_pages", "_size", "_tables", "_views")
 
     def __init__(self, num_layer_groups: int, pages: PageTable, journal: Journal) -> None:
-        """Room for a few blocks."""
+        """Empty; the first blocks decide how large the first buffers are."""
         self._pages = pages
         self._journal = journal
-        self._tables: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * num_layer_groups
-        self._views = self._tables
-        self._extend(_FIRST_BLOCKS)
+        self._num_groups = num_layer_groups
+        self._size = 0
+        self._tables: list[npt.NDArray[np.int32]] = []
+        self._views: list[npt.NDArray[np.int32]] = []
 
     def view(self, group: int, num_blocks: int) -> npt.NDArray[np.int32]:
         """[num_blocks] int32, read-only; a view of the buffer, good until the buffer grows."""
-        return self._views[group][:num_blocks]
+        return self._views[group][:num_blocks] if num_blocks else np.empty(0, np.int32)
 
     def write(self, group: int, first: int, pages: Sequence[int]) -> None:
         """Fill in the slots of the blocks from `first` on."""
+        if not pages:
+            return
         last = first + len(pages)
-        if last > len(self._tables[0]):
-            self._extend(max(last, 2 * len(self._tables[0])))
+        if last > self._size:
+            self._extend(max(last + _SPARE_BLOCKS, 2 * self._size))
         slot = self._pages.slot
-        self._tables[group][first:last] = [NONE if page == NONE else slot[page] for page in pages]
+        if len(pages) > _MANY and NONE not in pages:
+            # The view of the records' slots must be gone before they grow again.
+            self._tables[group][first:last] = np.frombuffer(slot, np.int32)[np.array(pages, np.int32)]
+            return
+        if NONE in pages:
+            slots = [NONE if page == NONE else slot[page] for page in pages]
+        else:
+            slots = [slot[page] for page in pages]
+        self._tables[group][first:last] = slots
 
     def write_entry(self, group: int, block: int, page: int) -> None:
         """Change the slot of one block; journaled."""
         table = self._tables[group]
-        self._journal.push((table.__setitem__, (block, int(table[block]))))
+        self._journal.push((self._put_entry, (group, block, int(table[block]))))
         table[block] = NONE if page == NONE else self._pages.slot[page]
 
     def keep(self, first: int, last: int) -> None:
@@ -51,15 +63,19 @@ class BlockTables:
         old = [table[first:last].copy() for table in self._tables]
         self._journal.push((self._put, (first, old)))
 
+    def _put_entry(self, group: int, block: int, slot: int) -> None:
+        self._tables[group][block] = slot
+
     def _put(self, first: int, old: Sequence[npt.NDArray[np.int32]]) -> None:
         for table, entries in zip(self._tables, old, strict=True):
             table[first : first + len(entries)] = entries
 
     def _extend(self, num_blocks: int) -> None:
         old = self._tables
-        self._tables = [np.full(num_blocks, NONE, np.int32) for _ in old]
-        for table, before in zip(self._tables, old, strict=True):
+        self._tables = [np.empty(num_blocks, np.int32) for _ in range(self._num_groups)]
+        for table, before in zip(self._tables, old, strict=False):
             table[: len(before)] = before
         self._views = [table.view() for table in self._tables]
         for view in self._views:
             view.flags.writeable = False
+        self._size = num_blocks

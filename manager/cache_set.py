@@ -7,13 +7,14 @@ wording; capacity questions are answered before anything changes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from configs import KVCacheConfig
 from manager.cache_request import CacheRequest
+from manager.digests import DigestMemo
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.ids import RequestId
 from manager.kv_cache import KVCache
 from manager.page import NONE
-from manager.radix_tree import BlockDigests
 from manager.storage.journal import Journal
 from manager.storage.slots import SlotAllocator
 from manager.storage_manager import StorageManager
@@ -27,8 +28,6 @@ class Shortage:
     pool_group: int
     needed: int
     available: int
-    is_final: bool
-    """More than the whole pool group has: waiting cannot help."""
 
 
 class RequestCaches:
@@ -39,19 +38,34 @@ class RequestCaches:
         index_slots: rows of the per-sequence tables.
     """
 
-    __slots__ = ("_geometry", "_groups_per_pool", "_journal", "_reuse", "_storage", "by_request", "index_slots")
+    __slots__ = (
+        "_digests",
+        "_full_groups_per_pool",
+        "_geometry",
+        "_journal",
+        "_partial_reuse",
+        "_reuse",
+        "_storage",
+        "by_request",
+        "index_slots",
+    )
 
     def __init__(
-        self, geometry: CacheGeometry, storage: StorageManager, journal: Journal, max_sequences: int, *, reuse: bool
+        self, geometry: CacheGeometry, storage: StorageManager, journal: Journal, config: KVCacheConfig
     ) -> None:
-        """No caches yet; `reuse` allows prefix claims."""
+        """No caches yet."""
         self._geometry = geometry
         self._storage = storage
         self._journal = journal
-        self._reuse = reuse
-        self._groups_per_pool = [len(pool.layer_group_ids) for pool in geometry.pool_groups]
+        self._reuse = config.enable_block_reuse
+        self._partial_reuse = config.enable_partial_reuse
+        self._full_groups_per_pool = [
+            sum(geometry.layer_groups[group].window is None for group in pool.layer_group_ids)
+            for pool in geometry.pool_groups
+        ]
+        self._digests = DigestMemo(geometry.tokens_per_block)
         self.by_request: dict[RequestId, KVCache] = {}
-        self.index_slots = SlotAllocator(max_sequences, journal)
+        self.index_slots = SlotAllocator(config.max_sequences, journal)
 
     def get(self, request_id: RequestId) -> KVCache:
         """The request's cache.
@@ -89,45 +103,60 @@ class RequestCaches:
             raise LogicError(msg)
         return cache
 
-    def open(self, request: CacheRequest, max_blocks: int) -> tuple[KVCache, list[int]]:
-        """Make a cache: an index slot, and the longest cached prefix of at most `max_blocks` blocks.
+    def open(self, request: CacheRequest, limit: int, *, partial: bool) -> tuple[KVCache, list[int]]:
+        """Make a cache: an index slot, and the longest cached prefix of the first `limit` tokens.
+
+        `partial` allows it to end within a block, which is copied then.
 
         Returns:
-            The cache, and per pool group the pages that were cached until now.
+            The cache, and per pool group the pages that this takes from what is available.
         """
-        digests = BlockDigests(request.reuse_scope, self._geometry.tokens_per_block)
+        digests = self._digests.of(request, limit)
         cache = KVCache(request.request_id, digests, self._geometry, self._storage, self._journal)
         cache.priority = request.priority
         cache.index_slot = self.index_slots.take(1)[0]
-        costs = cache.claim_prefix(request.token_ids, max_blocks if self._reuse else 0)
+        partial = partial and self._partial_reuse
+        costs = cache.claim_prefix(request.token_ids, limit if self._reuse else 0, partial=partial and self._reuse)
         self.by_request[request.request_id] = cache
         self._journal.push((self._remove, (request.request_id,)))
         return cache, costs
 
+    def has_room(self, cache: KVCache, num_blocks: int) -> bool:
+        """Whether an active cache can grow by `num_blocks`; where not, `never_fits` and `shortage` say why."""
+        storage = self._storage
+        return all(count <= storage.available(pool) for pool, count in enumerate(cache.growth_per_pool(num_blocks)))
+
     def shortage(self, cache: KVCache, num_blocks: int) -> Shortage | None:
         """Whether bringing the cache to the device and `num_blocks` more would not fit, and where."""
-        total, below = cache.num_blocks + num_blocks, cache.pages_below() if cache.is_suspended else None
-        for pool, groups in enumerate(self._groups_per_pool):
+        needed = self._needed(cache, num_blocks)
+        for pool, count in enumerate(needed):
+            available = self._storage.available(pool)
+            if count > available:
+                return Shortage(pool, count, available)
+        return None
+
+    def never_fits(self, cache: KVCache, num_blocks: int) -> Shortage | None:
+        """Whether the layers that keep every block would need more than the whole device for `num_blocks` more."""
+        total = cache.num_blocks + num_blocks
+        for pool, groups in enumerate(self._full_groups_per_pool):
             slots = self._storage.slots[pool].num_slots
             if total * groups > slots:
-                return Shortage(pool, total * groups, slots, is_final=True)
-            needed = num_blocks * groups + (below[pool] if below else 0)
-            available = self._storage.available(pool)
-            if needed > available:
-                return Shortage(pool, needed, available, is_final=False)
+                return Shortage(pool, total * groups, slots)
         return None
+
+    def _needed(self, cache: KVCache, num_blocks: int) -> list[int]:
+        growth = cache.growth_per_pool(num_blocks)
+        return [a + b for a, b in zip(growth, cache.pages_below(), strict=True)] if cache.is_suspended else growth
 
     def over_watermark(self, cache: KVCache, num_blocks: int, watermark: float) -> Shortage | None:
         """Whether resuming would leave more of the device in use than `watermark`; never while nothing runs."""
         if not cache.is_suspended or all(other.is_suspended for other in self.by_request.values()):
             return None
-        below = cache.pages_below()
-        for pool, groups in enumerate(self._groups_per_pool):
-            needed = num_blocks * groups + below[pool]
+        for pool, needed in enumerate(self._needed(cache, num_blocks)):
             slots = self._storage.slots[pool].num_slots
             allowed = int(slots * watermark) - (slots - self._storage.available(pool))
             if needed > allowed:
-                return Shortage(pool, needed, max(0, allowed), is_final=False)
+                return Shortage(pool, needed, max(0, allowed))
         return None
 
     def having(self, pages: Sequence[int]) -> list[KVCache]:
@@ -137,14 +166,14 @@ class RequestCaches:
 
     def no_room_below(self, cache: KVCache) -> Shortage | None:
         """Whether the lower tiers cannot take what a suspension moves, and where."""
-        needed = [0] * len(self._groups_per_pool)
+        needed = [0] * self._storage.num_pool_groups
         for group, pages in enumerate(cache.pages):
             kept = [page for page in pages[: cache.num_history_blocks] if page != NONE]
             needed[self._storage.pool_group_of[group]] += self._storage.num_to_move(kept)
         for pool, pages_needed in enumerate(needed):
             room = self._storage.moves.lower_room(pool)
             if pages_needed > room or not self._storage.has_lower_tiers:
-                return Shortage(pool, pages_needed, room, is_final=False)
+                return Shortage(pool, pages_needed, room)
         return None
 
     def suspend(self, cache: KVCache) -> list[int]:
@@ -159,15 +188,11 @@ class RequestCaches:
         self._set_index_slot(cache, self.index_slots.take(1)[0])
         return cache.resume()
 
-    def grow(self, cache: KVCache, num_blocks: int) -> list[int]:
-        """Add blocks that `shortage` had nothing against; returns new pages per pool group."""
-        cache.grow(num_blocks)
-        return [num_blocks * groups for groups in self._groups_per_pool]
-
     def close(self, cache: KVCache) -> None:
         """Release everything; committed blocks stay cached."""
         cache.release()
         self._forget(cache)
+        self._digests.keep(cache.request_id)
 
     def revert(self, cache: KVCache, before: Before) -> None:
         """Take the cache back to what it was before this plan."""
@@ -187,7 +212,7 @@ class RequestCaches:
     def num_reserved_pages(self) -> int:
         """New pages of caches that wait for a transfer."""
         waiting = (cache for cache in self.by_request.values() if cache.is_reservation)
-        return sum((cache.num_blocks - cache.num_claimed) * len(cache.pages) for cache in waiting)
+        return sum(page != NONE for cache in waiting for pages in cache.pages for page in pages[cache.num_claimed :])
 
     def _forget(self, cache: KVCache) -> None:
         del self.by_request[cache.request_id]

@@ -15,7 +15,9 @@ one cursor, and the price is a rare compaction between transactions.
 
 from array import array
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from manager.errors import OutOfPagesError
 from manager.page import NONE, PageState, PageTable
@@ -77,14 +79,20 @@ class EvictionController:
         this is the page's place. `evictable` is the caller's to change, through `add`.
         """
         numbers, positions = self._pages.lane, self._pages.position
-        old = [(page, numbers[page], positions[page]) for page in pages]
-        for page, number, _ in old:
-            # The old lane may be another store's: the page has moved since.
-            kept = priority if number == NONE else max(priority, self._registry[number].priority)
-            lane = self._by_priority.get(kept) or self._lane(kept)
-            numbers[page] = lane.number
-            positions[page] = lane.base + len(lane.log)
-            lane.log.append(page)
+        lane = self._by_priority.get(priority) or self._lane(priority)
+        number, log = lane.number, lane.log
+        at = lane.base + len(log)
+        old = []
+        for page in pages:
+            before = numbers[page]
+            old.append((page, before, positions[page]))
+            if before in (number, NONE):
+                numbers[page] = number
+                positions[page] = at
+                log.append(page)
+                at += 1
+            elif self._push_elsewhere(page, before, priority):
+                at += 1
         self._journal.push((self._unpush, (old,)))
 
     def add(self, count: int) -> None:
@@ -177,6 +185,19 @@ class EvictionController:
             position += 1
         return position
 
+    def _push_elsewhere(self, page: int, number: int, priority: int) -> bool:
+        """Push a page that has another lane: of another store, or of a higher priority, which it keeps.
+
+        Returns:
+            Whether it went to the lane of `priority` after all.
+        """
+        kept = max(priority, self._registry[number].priority)
+        lane = self._by_priority.get(kept) or self._lane(kept)
+        self._pages.lane[page] = lane.number
+        self._pages.position[page] = lane.base + len(lane.log)
+        lane.log.append(page)
+        return kept == priority
+
     def _lane(self, priority: int) -> Lane:
         lane = self._by_priority.get(priority)
         if lane is None:
@@ -188,12 +209,18 @@ class EvictionController:
         return lane
 
     def _compact(self, lane: Lane) -> None:
-        span = range(lane.cursor, lane.base + len(lane.log))
-        kept = array("i", [lane.log[at - lane.base] for at in span if self._is_valid(lane, at)])
-        lane.log = kept
+        # In numpy: a million entries may pile up between two compactions.
+        pages = self._pages
+        log = np.frombuffer(lane.log, np.int32)[lane.cursor - lane.base :]
+        positions = np.frombuffer(pages.position, np.int64)
+        valid = positions[log] == np.arange(lane.cursor, lane.base + len(lane.log))
+        valid &= np.frombuffer(pages.lane, np.int16)[log] == lane.number
+        valid &= np.frombuffer(pages.locks, np.int32)[log] == 0
+        valid &= np.frombuffer(pages.state, np.uint8)[log] == _COMMITTED
+        kept = log[valid]
+        positions[kept] = np.arange(len(kept))
+        lane.log = array("i", kept.tobytes())
         lane.base = lane.cursor = 0
-        for position, page in enumerate(kept):
-            self._pages.position[page] = position
 
     def _unpush(self, old: Sequence[tuple[int, int, int]]) -> None:
         for page, number, position in reversed(old):
@@ -259,10 +286,14 @@ class PlannedEvictions:
     def note_taken(self, store: int, slots: Sequence[int], pages: Sequence[int], *, num_evicted: int) -> None:
         """`pages` took `slots`, the last `num_evicted` of them from victims."""
         granted_on = self._granted_on[store]
+        if not num_evicted and not granted_on:
+            return
         fresh = len(slots) - num_evicted
-        for place, (slot, page) in enumerate(zip(slots, pages, strict=True)):
-            if place >= fresh or slot in granted_on:
-                self._grant_on(store, slot, page)
+        taken = dict(zip(slots[fresh:], pages[fresh:], strict=True))
+        if granted_on:  # an evicted page's slot may be freed and taken again within one plan
+            taken.update((slot, page) for slot, page in zip(slots, pages, strict=True) if slot in granted_on)
+        self._journal.push((self._ungrant_on, (store, {slot: granted_on.get(slot) for slot in taken})))
+        granted_on.update(taken)
 
     def give_back(self, store: int, slots: Sequence[int]) -> list[int]:
         """Return slots taken in this plan as if they never had been: the last victims come back.
@@ -297,7 +328,7 @@ class PlannedEvictions:
             state, place = self._pages.state[owner], (self._pages.store[owner], self._pages.slot[owner])
             if state != _FREE and place == (store, home):
                 self._pages.set_place(owner, store, slot)
-                self._grant_on(store, slot, owner)
+                self.note_taken(store, (slot,), (owner,), num_evicted=1)
                 moved = owner
             else:  # freed again within this plan
                 self._slots[store].take_exactly(home)
@@ -310,16 +341,13 @@ class PlannedEvictions:
         self._controllers[store].put_back(victim)
         return moved
 
-    def _grant_on(self, store: int, slot: int, page: int) -> None:
+    def _ungrant_on(self, store: int, old: Mapping[int, int | None]) -> None:
         granted_on = self._granted_on[store]
-        self._journal.push((self._ungrant_on, (store, slot, granted_on.get(slot))))
-        granted_on[slot] = page
-
-    def _ungrant_on(self, store: int, slot: int, old: int | None) -> None:
-        if old is None:
-            del self._granted_on[store][slot]
-        else:
-            self._granted_on[store][slot] = old
+        for slot, page in old.items():
+            if page is None:
+                del granted_on[slot]
+            else:
+                granted_on[slot] = page
 
     def _unevict(self, store: int, count: int) -> None:
         del self.evicted[store][-count:]

@@ -136,6 +136,11 @@ class CacheGeometry:
             max_request_tokens=min(fitting, max_position),
         )
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether any layer group forgets."""
+        return any(group.window is not None for group in self.layer_groups)
+
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that cover [0, num_tokens)."""
         return -(-num_tokens // self.tokens_per_block)
@@ -201,23 +206,27 @@ def _resident_blocks(group: LayerGroup, num_tokens: int, tokens_per_block: int) 
 
 
 def _pool_groups(groups: Sequence[LayerGroup], cache: KVCacheConfig) -> tuple[PoolGroup, ...]:
+    """Every pool group gets its least number of device slots first; the rest of the bytes is split by need."""
     members: dict[PoolGroupId, list[LayerGroup]] = {}
     for group in groups:
         members.setdefault(group.pool_group_id, []).append(group)
     shares = _byte_shares(members, cache.tokens_per_block)
+    least = {pool: cache.max_sequences * len(inside) for pool, inside in members.items()}
+    quota = cache.tiers[0].quota_bytes
+    rest = quota - sum(least[pool] * inside[0].page_bytes for pool, inside in members.items())
+    if rest < 0:
+        sums = " + ".join(f"{least[pool]} x {inside[0].page_bytes}" for pool, inside in sorted(members.items()))
+        msg = (
+            f"device quota of {quota} bytes: max_sequences={cache.max_sequences} needs at least a page of each layer "
+            f"group per sequence, {sums} = {quota - rest} bytes"
+        )
+        raise CacheConfigError(msg)
     pools = []
-    for pool_group_id, inside in sorted(members.items()):
-        size = inside[0].page_bytes
-        slots = tuple(int(tier.quota_bytes * shares[pool_group_id]) // size for tier in cache.tiers)
-        needed = cache.max_sequences * len(inside)
-        if slots[0] < needed:
-            msg = (
-                f"pool group {pool_group_id}: {shares[pool_group_id]:.3f} of {cache.tiers[0].quota_bytes} bytes buys "
-                f"{slots[0]} pages of {size} bytes, but max_sequences={cache.max_sequences} x {len(inside)} layer "
-                f"groups need at least {needed}"
-            )
-            raise CacheConfigError(msg)
-        pools.append(PoolGroup(pool_group_id, tuple(group.layer_group_id for group in inside), size, slots))
+    for pool, inside in sorted(members.items()):
+        size, ids = inside[0].page_bytes, tuple(group.layer_group_id for group in inside)
+        device = least[pool] + int(rest * shares[pool]) // size
+        lower = (int(tier.quota_bytes * shares[pool]) // size for tier in cache.tiers[1:])
+        pools.append(PoolGroup(pool, ids, size, (device, *lower)))
     return tuple(pools)
 
 

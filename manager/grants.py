@@ -25,18 +25,20 @@ class RefusalReason(StrEnum):
     """More than the whole pool; waiting cannot help."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PageCost:
-    """Pages of one pool group in one tier."""
+    """Pages of one pool group in one tier. A value, as `Grant` is."""
 
     pool_group: PoolGroupId
     tier: TierLevel
     pages: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Grant:
-    """What one call gave to one request, and all that it uses (M5).
+    """What one call gave to one request, and all that it uses (M5). A value: nobody changes it.
+
+    Not declared frozen, because that triples the cost of making one, and every decode gets one every step.
 
     Attributes:
         request_id: the attempt that received it.

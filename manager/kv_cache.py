@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from manager.block_tables import BlockTables
+from manager.digests import BlockDigests
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.ids import BlockOrdinal, LayerGroupId, RequestId, SlotId
 from manager.page import NONE, PageState
 from manager.page_location import PageLocation
-from manager.prefix_match import find_prefix
-from manager.radix_tree import BlockDigests
+from manager.prefix_match import PrefixMatch, find_partial, find_prefix
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 
@@ -30,7 +30,13 @@ _COMMITTED = int(PageState.COMMITTED)
 
 def _present(pages: Sequence[int]) -> list[int]:
     """Without those that left the window."""
-    return [page for page in pages if page != NONE]
+    return [page for page in pages if page != NONE] if NONE in pages else list(pages)
+
+
+def _overlap(span: range, other: range) -> range:
+    """Common part of two ranges; empty, and within `span`, where there is none."""
+    first = min(max(span.start, other.start), span.stop)
+    return range(first, max(first, min(span.stop, other.stop)))
 
 
 class CacheStatus(StrEnum):
@@ -60,8 +66,11 @@ class KVCache:
 
     __slots__ = (
         "_geometry",
+        "_groups",
+        "_has_windows",
         "_journal",
         "_leaf",
+        "_num_passed",
         "_storage",
         "_tables",
         "digests",
@@ -100,6 +109,10 @@ class KVCache:
         self.num_claimed = 0
         self.reserved_tokens = 0
         self.pages: list[list[int]] = [[] for _ in geometry.layer_groups]
+        self._groups = range(len(geometry.layer_groups))
+        self._has_windows = geometry.has_windows
+        # Per layer group, blocks before this one have been looked at when they left the window.
+        self._num_passed = [0] * len(geometry.layer_groups)
         self._leaf = NONE
         self._tables = BlockTables(len(geometry.layer_groups), storage.pages, journal)
 
@@ -114,43 +127,94 @@ class KVCache:
 
     # -- plan --------------------------------------------------------------------------------------
 
-    def claim_prefix(self, token_ids: Sequence[int], max_blocks: int) -> list[int]:
-        """Find and lock the longest cached prefix of at most `max_blocks` blocks; only for a new cache.
+    def claim_prefix(self, token_ids: Sequence[int], limit: int, *, partial: bool) -> list[int]:
+        """Find and lock the longest cached prefix of `token_ids[:limit]`; only for a new cache.
+
+            0         claimed          cloned      history
+            |--------------------|-------------------|---- - - |
+              blocks of the tree   `partial`: a copy of a block that begins alike
 
         Returns:
-            Per pool group, the pages that were cached until now.
+            Per pool group, the pages that this takes from what is available.
         """
-        costs = [0] * self._storage.num_pool_groups
-        nodes = find_prefix(self._storage, self.digests, token_ids, max_blocks)
+        size = self._geometry.tokens_per_block
+        match = find_prefix(self._storage, self._geometry, self.digests, token_ids, limit // size)
+        costs = self._claim(match)
+        if partial:
+            sources, agreed = find_partial(self._storage, self.digests, match.nodes, token_ids, limit)
+            if agreed:
+                self._clone(sources, agreed, costs)
+        return costs
+
+    def _claim(self, match: PrefixMatch) -> list[int]:
+        costs, nodes = [0] * self._storage.num_pool_groups, match.nodes
         if not nodes:
             return costs
-        for group, pages in enumerate(self.pages):
-            column = self._storage.tree.pages[group]
-            claimed = [column[node] for node in nodes]
-            costs[self._storage.pool_group_of[group]] += self._storage.claim(group, claimed)
-            pages.extend(claimed)
-        self._set_lengths(len(nodes) * self._geometry.tokens_per_block, len(nodes), nodes[-1])
+        history = len(nodes) * self._geometry.tokens_per_block
+        for group, claimed in enumerate(match.pages):
+            if self._has_windows:
+                stale = self._stale(group, history)
+                claimed[stale.start : stale.stop] = [NONE] * len(stale)
+            costs[self._storage.pool_group_of[group]] += self._storage.claim(group, _present(claimed))
+        self.pages = match.pages
+        if self._storage.has_lower_tiers:
+            # Only now, with all of them locked: a promotion may evict.
+            for group, pages in enumerate(self.pages):
+                self._storage.bring_up(group, _present(pages))
+        self._set_lengths(history, len(nodes), nodes[-1])
         self._set_num_blocks(len(nodes))
         self.num_claimed = len(nodes)
         self._write_tables(0)
         return costs
 
-    def grow(self, num_blocks: int) -> None:
-        """Add private blocks. The caller has checked that they are available."""
+    def _clone(self, sources: Sequence[int], num_tokens: int, costs: list[int]) -> None:
+        for group, source in enumerate(sources):
+            costs[self._storage.pool_group_of[group]] += self._storage.clone_cost(source)
+            self._storage.moves.pin(source)
+        for group, source in enumerate(sources):
+            self.pages[group].append(self._storage.clone(group, source))
+        self._set_lengths(self.history + num_tokens, self.num_committed, self._leaf)
+        self._set_num_blocks(self.num_blocks + 1)
+        self._write_tables(self.num_claimed)
+
+    def growth_per_pool(self, num_blocks: int) -> list[int]:
+        """Per pool group, the pages that `grow` would take: none for blocks that a transfer will not fill."""
+        if not self._has_windows or not self.reserved_tokens:
+            return [num_blocks * groups for groups in self._storage.groups_per_pool]
+        span = range(self.num_blocks, self.num_blocks + num_blocks)
+        costs = [0] * self._storage.num_pool_groups
+        for group in self._groups:
+            gone = _overlap(span, self._stale(group, self.reserved_tokens))
+            costs[self._storage.pool_group_of[group]] += num_blocks - len(gone)
+        return costs
+
+    def grow(self, num_blocks: int) -> list[int]:
+        """Add private blocks. The caller has checked that they are available.
+
+        Returns:
+            Per pool group, the pages taken.
+        """
         first = self.num_blocks
+        span = range(first, first + num_blocks)
         for group, pages in enumerate(self.pages):
-            taken = self._storage.take(group, num_blocks)
+            gone = _overlap(span, self._stale(group, self.reserved_tokens)) if self._has_windows else range(0)
+            taken = self._storage.take(group, num_blocks - len(gone))
+            if gone:
+                at = gone.start - first
+                taken = [*taken[:at], *[NONE] * len(gone), *taken[at:]]
             pages.extend(taken)
-            self._journal.push((self._trim, (group, len(pages) - len(taken))))
+            self._journal.push((self._trim, (group, first)))
+            self._tables.write(group, first, taken)
+        costs = self.growth_per_pool(num_blocks)
         self._set_num_blocks(first + num_blocks)
-        self._write_tables(first)
+        return costs
 
     def ungrow(self, num_blocks: int) -> list[int]:
         """Undo growth of this plan back to `num_blocks`; returns renamed pages (`StorageManager.untake`)."""
         renamed = []
         for group, dropped in enumerate(self._cut(num_blocks)):
             if dropped:
-                renamed += self._storage.untake(group, dropped)
+                renamed += self._storage.untake(group, _present(dropped))
         return renamed
 
     def unclaim(self) -> list[int]:
@@ -222,29 +286,39 @@ class KVCache:
         Raises:
             LogicError: beyond capacity, beyond the known tokens, or backwards.
         """
-        if not self.history <= history <= min(self.capacity, len(token_ids)):
+        size, before = self._geometry.tokens_per_block, self.history
+        if not before <= history <= self.num_blocks * size or history > len(token_ids):
             msg = (
-                f"{self.request_id}: history {self.history} -> {history} with capacity {self.capacity} "
+                f"{self.request_id}: history {before} -> {history} with capacity {self.capacity} "
                 f"and {len(token_ids)} known tokens"
             )
             raise LogicError(msg)
-        self._set_lengths(history, self.num_committed, self._leaf)
-        full = history // self._geometry.tokens_per_block
+        self._journal.push((self._put_history, (before,)))
+        self.history = history
+        full = history // size
         if reuse and full > self.num_committed:
             self.digests.extend(token_ids, full)
             self._commit(full)
+        if self._has_windows:
+            # Drafts can be rewound to the last committed block, or by one block where nothing is committed.
+            self._leave_window(self.num_committed * size if reuse else history - size)
 
     def rewind(self, num_tokens: int) -> None:
         """Take back positions that are not committed.
 
         Raises:
-            LogicError: they are committed, or more than there are.
+            LogicError: they are committed, more than there are, or what they see has left the window.
         """
         history = self.history - num_tokens
         if num_tokens < 0 or history < self.num_committed * self._geometry.tokens_per_block:
             kept = f"{self.num_committed} blocks are committed"
             msg = f"{self.request_id}: cannot rewind {num_tokens} of {self.history} positions: {kept}"
             raise LogicError(msg)
+        for group in self._groups:
+            stale = self._stale(group, history)
+            if any(page == NONE and block not in stale for block, page in enumerate(self.pages[group])):
+                msg = f"{self.request_id}: a query at position {history} sees pages that have left the window"
+                raise LogicError(msg)
         self._set_lengths(history, self.num_committed, self._leaf)
 
     def reserve(self, num_tokens: int) -> None:
@@ -270,11 +344,13 @@ class KVCache:
 
     def release(self) -> None:
         """Let every page go, deepest block first, so that no block outlives its parent in the cache."""
-        for pages in self.pages:
-            present = _present(pages)
-            if self.is_suspended:
-                self._storage.unhold(present)
-            self._storage.release(present[::-1], self.priority)
+        if not self._has_windows and len(self.pages) == 1:
+            present = self.pages[0][::-1]
+        else:  # by block, since layer groups can share a store
+            present = [page for block in zip(*self.pages, strict=True) for page in block if page != NONE][::-1]
+        if self.is_suspended:
+            self._storage.unhold(present)
+        self._storage.release(present, self.priority)
 
     def locate(self, first: int, last: int) -> tuple[PageLocation, ...]:
         """Pages of blocks [first, last), by block then layer group; pages that left the window are skipped."""
@@ -300,18 +376,31 @@ class KVCache:
         while block < full:
             node = tree.by_digest.get(digests.chain[block], NONE)
             if node == NONE:
-                node = tree.insert(leaf, digests, block)
-            elif not tree.matches(node, leaf, digests, block):
-                break  # A digest that means two things: the rest of this cache stays private.
-            if not all(self._can_commit(group, node, block) for group in range(len(self.pages))):
+                # A node that is missing has no children, so the rest is missing, too.
+                nodes = tree.insert_chain(leaf, digests, block, full)
+                self._commit_new(nodes, block)
+                block, leaf = full, nodes[-1]
                 break
-            for group in range(len(self.pages)):
+            if not tree.matches(node, leaf, digests, block):
+                break  # A digest that means two things: the rest of this cache stays private.
+            if not all(self._can_commit(group, node, block) for group in self._groups):
+                break
+            for group in self._groups:
                 self._commit_page(group, node, block)
             leaf = node
             block += 1
         tree.prune(leaf)
         if block > self.num_committed:
             self._set_lengths(self.history, block, leaf)
+
+    def _commit_new(self, nodes: list[int], first: int) -> None:
+        for group in self._groups:
+            pages = self.pages[group][first : first + len(nodes)]
+            if NONE in pages:
+                present = [place for place, page in enumerate(pages) if page != NONE]
+                self._storage.commit_pages(group, [nodes[at] for at in present], [pages[at] for at in present])
+            else:
+                self._storage.commit_pages(group, nodes, pages)
 
     def _can_commit(self, group: int, node: int, block: int) -> bool:
         """Not where a lease needs our page and the tree's is in a lower tier: the block stays private until later."""
@@ -329,7 +418,7 @@ class KVCache:
         if ours == NONE:
             return
         if present == NONE:
-            storage.commit_page(group, node, ours)
+            storage.commit_pages(group, (node,), (ours,))
             return
         if storage.num_below((present,)):
             storage.take_over(group, present, ours)
@@ -340,9 +429,32 @@ class KVCache:
         self._journal.push((pages.__setitem__, (block, ours)))
         self._tables.write_entry(group, block, present)
 
+    def _leave_window(self, history: int) -> None:
+        """Release pages that no query from position `history` on can see."""
+        for group in self._groups:
+            stale = self._stale(group, history)
+            first = max(stale.start, self._num_passed[group])
+            if first >= stale.stop:
+                continue
+            pages = self.pages[group]
+            gone = [block for block in range(first, stale.stop) if pages[block] != NONE]
+            self._storage.release([pages[block] for block in reversed(gone)], self.priority)
+            for block in gone:
+                self._journal.push((pages.__setitem__, (block, pages[block])))
+                pages[block] = NONE
+                self._tables.write_entry(group, block, NONE)
+            self._journal.push((self._num_passed.__setitem__, (group, self._num_passed[group])))
+            self._num_passed[group] = stale.stop
+
+    def _stale(self, group: int, history: int) -> range:
+        return self._geometry.layer_groups[group].stale_blocks(history, self._geometry.tokens_per_block)
+
     def _set_lengths(self, history: int, num_committed: int, leaf: int) -> None:
         self._journal.push((self._put_lengths, (self.history, self.num_committed, self._leaf)))
         self._put_lengths(history, num_committed, leaf)
+
+    def _put_history(self, history: int) -> None:
+        self.history = history
 
     def _put_lengths(self, history: int, num_committed: int, leaf: int) -> None:
         self.history = history

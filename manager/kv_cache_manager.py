@@ -52,6 +52,7 @@ class KVCacheManagerV2:
         geometry: sizes.
         epoch: this life of the worker, carried by its leases.
         journal: undo log of the open transaction.
+        desk: opens and publishes transactions.
     """
 
     def __init__(
@@ -67,15 +68,13 @@ class KVCacheManagerV2:
         self.journal = Journal()
         self._config = config
         self._storage = StorageManager(geometry, self.journal)
-        self._caches = RequestCaches(
-            geometry, self._storage, self.journal, config.max_sequences, reuse=config.enable_block_reuse
-        )
+        self._caches = RequestCaches(geometry, self._storage, self.journal, config)
         self._leases = LeaseTable(self.journal)
         self._quarantine = QuarantineTable(self.journal)
         self._engine = engine or NoCopies()
-        self._desk = TransactionDesk(self.journal, self._storage, self._engine)
+        self.desk = TransactionDesk(self.journal, self._storage, self._engine)
         self._planner = Planner(
-            geometry, self._storage, self._caches, self._desk, self.journal, watermark=config.resume_watermark
+            geometry, self._storage, self._caches, self.desk, self.journal, watermark=config.resume_watermark
         )
 
     @property
@@ -87,15 +86,11 @@ class KVCacheManagerV2:
 
     def begin_plan(self) -> CacheTransaction:
         """Open a plan. Raises LogicError when a transaction is open."""
-        return self._desk.begin(TransactionKind.PLAN)
+        return self.desk.begin(TransactionKind.PLAN)
 
     def begin_complete(self) -> CacheTransaction:
         """Open a complete. Raises LogicError when a transaction is open."""
-        return self._desk.begin(TransactionKind.COMPLETE)
-
-    def require(self, kind: TransactionKind) -> CacheTransaction:
-        """The open transaction. Raises LogicError when it is of another kind, or none is open."""
-        return self._desk.require(kind)
+        return self.desk.begin(TransactionKind.COMPLETE)
 
     def finish_fills(self) -> tuple[RequestId, ...]:
         """Wait for the copies that the last plan started; call it before its step.
@@ -286,10 +281,10 @@ class KVCacheManagerV2:
             tiers={Tier[level.name]: self._page_counts(place) for place, level in enumerate(self.geometry.tiers)},
             index_slots_total=self._caches.index_slots.num_slots,
             index_slots_free=len(self._caches.index_slots.free),
-            prefix_queried_tokens=self._desk.counts.queried_tokens,
-            prefix_hit_tokens=self._desk.counts.hit_tokens,
-            suspensions=self._desk.counts.suspensions,
-            rollbacks=self._desk.rollbacks,
+            prefix_queried_tokens=self.desk.counts.queried_tokens,
+            prefix_hit_tokens=self.desk.counts.hit_tokens,
+            suspensions=self.desk.counts.suspensions,
+            rollbacks=self.desk.rollbacks,
         )
 
     def audit(self) -> None:
@@ -310,7 +305,7 @@ class KVCacheManagerV2:
             self._caches.index_slots,
             self._leases,
             self._quarantine,
-            self._desk.counts,
+            self.desk.counts,
         )
 
     def _page_counts(self, place: int) -> PageCounts:

@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
+
 from manager.storage.journal import Journal
 
 NONE = -1
@@ -35,7 +37,9 @@ class PageState(IntEnum):
 
 _FREE = int(PageState.FREE)
 _PRIVATE = int(PageState.PRIVATE)
+_COMMITTED = int(PageState.COMMITTED)
 _GROWTH = 256
+_MANY = 128
 
 
 class PageTable:
@@ -119,13 +123,29 @@ class PageTable:
             self._put_state(pages, int(state))
             self._journal.push((self._put_state, (pages, old)))
 
+    def commit(self, pages: Sequence[int], nodes: Sequence[int]) -> None:
+        """Private pages become the pages of tree nodes."""
+        state, page_node = self.state, self.node
+        for page, node in zip(pages, nodes, strict=True):
+            state[page] = _COMMITTED
+            page_node[page] = node
+        self._journal.push((self._uncommit, (pages,)))
+
     def set_place(self, page: int, store: int, slot: int) -> None:
         """Bind a page to another slot, of any store."""
         self._journal.push((self._put_place, (page, self.store[page], self.slot[page])))
         self._put_place(page, store, slot)
 
     def add_locks(self, pages: Sequence[int]) -> int:
-        """Lock pages once more; returns how many had no lock before."""
+        """Lock different pages once more; returns how many had no lock before."""
+        self._journal.push((self._drop_locks, (pages,)))
+        if len(pages) > _MANY:
+            # The view must be gone before the arrays grow again.
+            counts = np.frombuffer(self.locks, np.int32)
+            places = np.array(pages, np.int32)
+            before = counts[places]
+            counts[places] = before + 1
+            return len(places) - int(np.count_nonzero(before))
         locks = self.locks
         fresh = 0
         for page in pages:
@@ -133,7 +153,6 @@ class PageTable:
             locks[page] = count + 1
             if not count:
                 fresh += 1
-        self._journal.push((self._drop_locks, (pages,)))
         return fresh
 
     def remove_locks(self, pages: Sequence[int]) -> list[int]:
@@ -185,6 +204,11 @@ class PageTable:
         if pages:
             del self._limbo[-len(pages) :]
 
+    def _uncommit(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.state[page] = _PRIVATE
+            self.node[page] = NONE
+
     def _put_place(self, page: int, store: int, slot: int) -> None:
         self.store[page] = store
         self.slot[page] = slot
@@ -194,8 +218,9 @@ class PageTable:
             self.state[page] = state
 
     def _drop_locks(self, pages: Sequence[int]) -> None:
+        locks = self.locks
         for page in pages:
-            self.locks[page] -= 1
+            locks[page] -= 1
 
     def _put_locks(self, pages: Sequence[int]) -> None:
         for page in pages:

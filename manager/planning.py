@@ -13,7 +13,7 @@ from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.grants import Grant, PageCost, Refusal, RefusalReason
 from manager.ids import PoolGroupId, RequestId
-from manager.kv_cache import KVCache
+from manager.kv_cache import CacheStatus, KVCache
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 from manager.transaction import Before, CacheTransaction, TransactionDesk, TransactionKind
@@ -53,8 +53,7 @@ class Planner:
             return self.grow(cache, 0) if cache.is_suspended else self._grant(cache)
         if not self._caches.index_slots.free:
             return self._no_index_slot(request)
-        queried = len(request.token_ids)
-        cache, costs = self._open_cache(request, (queried - 1) // self._geometry.tokens_per_block, queried)
+        cache, costs = self._open_cache(request, len(request.token_ids) - 1, partial=True)
         return self._grant(cache, costs, reused_tokens=cache.history, index_slots=1)
 
     def suspend(self, request: CacheRequest) -> Grant | Refusal:
@@ -86,11 +85,12 @@ class Planner:
         if request.request_id in self._caches.by_request:
             msg = f"{request.request_id} has a cache already"
             raise LogicError(msg)
-        mark, size = len(self._journal), self._geometry.tokens_per_block
+        mark = len(self._journal)
         num_tokens = request.prompt_length + 1 + request.num_draft_tokens
         if not self._caches.index_slots.free:
             return self._no_index_slot(request)
-        cache, costs = self._open_cache(request, request.prompt_length // size, request.prompt_length)
+        # Whole blocks only: a transfer moves whole pages.
+        cache, costs = self._open_cache(request, request.prompt_length, partial=False)
         cache.reserve(request.prompt_length)
         grown = self.grow(cache, num_tokens)
         if isinstance(grown, Refusal):
@@ -100,39 +100,46 @@ class Planner:
             costs[cost.pool_group] += cost.pages
         return self._grant(cache, costs, tokens=grown.tokens, reused_tokens=cache.history, index_slots=1)
 
-    def _open_cache(self, request: CacheRequest, max_blocks: int, queried: int) -> tuple[KVCache, list[int]]:
-        cache, costs = self._caches.open(request, max_blocks)
-        before = Before(cache.num_blocks, is_new=True, queried_tokens=queried, hit_tokens=cache.history)
+    def _open_cache(self, request: CacheRequest, limit: int, *, partial: bool) -> tuple[KVCache, list[int]]:
+        cache, costs = self._caches.open(request, limit, partial=partial)
+        queried = len(request.token_ids)
+        before = Before(cache.num_claimed, is_new=True, queried_tokens=queried, hit_tokens=cache.history)
         self._plan.note_grant(request.request_id, before)
         return cache, costs
 
     def grow(self, cache: KVCache, num_tokens: int) -> Grant | Refusal:
         """Resume where suspended, and grow to `num_tokens`; both or neither."""
-        missing = max(0, self._geometry.num_blocks(num_tokens) - cache.num_blocks)
-        if not missing and not cache.is_suspended:
-            return self._grant(cache)
+        size, num_blocks = self._geometry.tokens_per_block, cache.num_blocks
+        if num_tokens <= num_blocks * size and cache.status is CacheStatus.ACTIVE:
+            # Every decode, at all but one step in `size`.
+            return Grant(cache.request_id, (), 0, 0, 0, 0, cache.history, num_blocks * size)
+        missing = max(0, -(-num_tokens // size) - num_blocks)
+        if cache.status is CacheStatus.ACTIVE and self._caches.has_room(cache, missing):
+            self._plan.note_grant(cache.request_id, Before(num_blocks))
+            return self._grant(cache, cache.grow(missing), tokens=missing * size)
+        return self._refuse_or_resume(cache, missing)
+
+    def _refuse_or_resume(self, cache: KVCache, missing: int) -> Grant | Refusal:
         if cache.is_suspended and not self._caches.index_slots.free:
             return Refusal(cache.request_id, RefusalReason.OUT_OF_INDEX_SLOTS, needed=1, available=0)
+        short = self._caches.never_fits(cache, missing)
+        if short is not None:
+            return self._refuse(cache, RefusalReason.NEVER_FITS, short)
         short = self._caches.shortage(cache, missing)
         if short is not None:
-            reason = RefusalReason.NEVER_FITS if short.is_final else RefusalReason.OUT_OF_PAGES
-            return self._refuse(cache, reason, short)
+            return self._refuse(cache, RefusalReason.OUT_OF_PAGES, short)
         short = self._caches.over_watermark(cache, missing, self._watermark)
         if short is not None:
             return self._refuse(cache, RefusalReason.OVER_RESUME_WATERMARK, short)
         return self._resume_and_grow(cache, missing)
 
     def _resume_and_grow(self, cache: KVCache, missing: int) -> Grant:
-        is_resumed, reused = cache.is_suspended, 0
-        before = Before(cache.num_blocks, is_resumed=is_resumed)
-        self._plan.note_grant(cache.request_id, before)
-        costs = [0] * len(self._geometry.pool_groups)
-        if is_resumed:
-            costs, reused = self._caches.resume(cache), cache.history
+        self._plan.note_grant(cache.request_id, Before(cache.num_blocks, is_resumed=True))
+        costs = self._caches.resume(cache)
         if missing:
-            costs = [old + new for old, new in zip(costs, self._caches.grow(cache, missing), strict=True)]
+            costs = [old + new for old, new in zip(costs, cache.grow(missing), strict=True)]
         tokens = missing * self._geometry.tokens_per_block
-        return self._grant(cache, costs, tokens=tokens, reused_tokens=reused, index_slots=int(is_resumed))
+        return self._grant(cache, costs, tokens=tokens, reused_tokens=cache.history, index_slots=1)
 
     def revert(self, request_id: RequestId) -> None:
         """Undo the request's grants of this plan. Raises LogicError when it was suspended or paused in it."""
@@ -164,12 +171,5 @@ class Planner:
         reused_tokens: int = 0,
         index_slots: int = 0,
     ) -> Grant:
-        return Grant(
-            cache.request_id,
-            tuple(self._page_cost(pool, cost) for pool, cost in enumerate(costs) if cost),
-            tokens=tokens,
-            reused_tokens=reused_tokens,
-            index_slots=index_slots,
-            history_length=cache.history,
-            capacity=cache.capacity,
-        )
+        pages = tuple([self._page_cost(pool, cost) for pool, cost in enumerate(costs) if cost])
+        return Grant(cache.request_id, pages, tokens, reused_tokens, index_slots, 0, cache.history, cache.capacity)

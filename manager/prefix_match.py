@@ -4,52 +4,156 @@ Only reads: a match is claimed by `KVCache`. A block counts when every layer gro
 to be dropped, and, where it lies in a lower tier, there is a place for it on the device.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from manager.digests import BlockDigests
+from manager.geometry import CacheGeometry, LayerGroup
 from manager.page import NONE, PageState
-from manager.radix_tree import BlockDigests
 from manager.storage_manager import StorageManager
 
 _COMMITTED = int(PageState.COMMITTED)
+_MAX_CHILDREN = 64
 _HASHED_AHEAD = 64
 """Blocks hashed at a time: an uncached long prompt is not hashed to its end."""
 
 
-def find_prefix(storage: StorageManager, digests: BlockDigests, token_ids: Sequence[int], max_blocks: int) -> list[int]:
-    """Tree nodes of the leading blocks, at most `max_blocks`; `digests` is extended as far as needed."""
-    nodes: list[int] = []
+@dataclass(slots=True)
+class PrefixMatch:
+    """Leading blocks that are cached.
+
+    Attributes:
+        nodes: their tree nodes.
+        pages: per layer group, their pages; NONE where a windowed group has none.
+    """
+
+    nodes: list[int]
+    pages: list[list[int]]
+
+    def shorten(self, count: int) -> None:
+        """Keep the first `count` blocks."""
+        if count < len(self.nodes):
+            del self.nodes[count:]
+            for pages in self.pages:
+                del pages[count:]
+
+
+def find_prefix(
+    storage: StorageManager, geometry: CacheGeometry, digests: BlockDigests, token_ids: Sequence[int], max_blocks: int
+) -> PrefixMatch:
+    """The leading blocks, at most `max_blocks`; `digests` is extended as far as needed."""
+    match = PrefixMatch([], [[] for _ in geometry.layer_groups])
+    nodes, ahead = match.nodes, _HASHED_AHEAD
     while len(nodes) < max_blocks:
         first = len(nodes)
-        last = min(max_blocks, first + _HASHED_AHEAD)
+        last = min(max_blocks, max(first + ahead, len(digests.chain)))
+        ahead *= 2
         digests.extend(token_ids, last)
         found = storage.tree.find(digests, first, last)
-        nodes += found[: _num_usable(storage, found)]
+        nodes += found
+        for pages, column in zip(match.pages, storage.tree.pages, strict=True):
+            pages += [column[node] for node in found]
+        _drop_unusable(storage, geometry, match, first)
         if len(nodes) < last:
             break
-    return _promotable(storage, nodes)
+    _fit(storage, geometry, match)
+    return match
 
 
-def _num_usable(storage: StorageManager, nodes: Sequence[int]) -> int:
-    """How many leading nodes have a page in every layer group that is not about to be dropped."""
-    usable = len(nodes)
-    state, has_leaving = storage.pages.state, not storage.moves.evictions.is_empty
-    for column in storage.tree.pages:
-        for place, node in enumerate(nodes[:usable]):
-            page = column[node]
-            if page == NONE or (has_leaving and state[page] != _COMMITTED):
-                usable = place
-                break
-    return usable
+def _drop_unusable(storage: StorageManager, geometry: CacheGeometry, match: PrefixMatch, first: int) -> None:
+    """End the match at the first block, from `first` on, without a page in a group that keeps every block."""
+    has_leaving, state = not storage.moves.evictions.is_empty, storage.pages.state
+    for group in geometry.layer_groups:
+        pages = match.pages[group.layer_group_id]
+        if has_leaving:
+            for place in range(first, len(pages)):
+                if pages[place] != NONE and state[pages[place]] != _COMMITTED:
+                    pages[place] = NONE
+        if group.window is None and NONE in pages:
+            match.shorten(pages.index(NONE))
 
 
-def _promotable(storage: StorageManager, nodes: list[int]) -> list[int]:
-    """Leading nodes whose pages in lower tiers find places on the device, the others of them being pinned."""
-    if not storage.has_lower_tiers:
-        return nodes
+def _fit(storage: StorageManager, geometry: CacheGeometry, match: PrefixMatch) -> None:
+    """Shorten the match to what the windows still show and the device has room for."""
+    windowed = [group for group in geometry.layer_groups if group.window is not None]
+    if windowed:
+        match.shorten(_in_windows(windowed, geometry.tokens_per_block, match))
+    if storage.has_lower_tiers:
+        match.shorten(_promotable(storage, match))
+        if windowed:  # Shortened for want of room, it may have lost what a window had.
+            match.shorten(_in_windows(windowed, geometry.tokens_per_block, match))
+
+
+def _in_windows(groups: Sequence[LayerGroup], tokens_per_block: int, match: PrefixMatch) -> int:
+    """How many leading blocks there are of which every windowed group has what its window still shows."""
+    missing = [
+        [place for place, page in enumerate(match.pages[group.layer_group_id]) if page == NONE] for group in groups
+    ]
+    for count in range(len(match.nodes), 0, -1):
+        stale = [group.stale_blocks(count * tokens_per_block, tokens_per_block) for group in groups]
+        # Nothing may be missing before the stale blocks (sinks) nor behind them (the window).
+        if all(
+            all(place >= count or place in gone for place in _extremes(places, count))
+            for places, gone in zip(missing, stale, strict=True)
+        ):
+            return count
+    return 0
+
+
+def _extremes(places: Sequence[int], count: int) -> Sequence[int]:
+    """Of sorted places, those that could refute a prefix of `count` blocks: the lowest, and the highest below it."""
+    end = bisect_left(places, count)
+    return (*places[:1], *places[max(0, end - 1) : end]) if end else ()
+
+
+def _promotable(storage: StorageManager, match: PrefixMatch) -> int:
+    """How many leading blocks have pages in lower tiers that find places on the device, the others being pinned."""
     left = [storage.available(pool) for pool in range(storage.num_pool_groups)]
-    for place, node in enumerate(nodes):
-        for group, column in enumerate(storage.tree.pages):
-            left[storage.pool_group_of[group]] -= storage.claim_cost(column[node])
+    for place in range(len(match.nodes)):
+        for group, pages in enumerate(match.pages):
+            # Counts windowed pages that are stale by the end, too: a little short of the longest, never beyond it.
+            if pages[place] != NONE:
+                left[storage.pool_group_of[group]] -= storage.claim_cost(pages[place])
         if min(left) < 0:
-            return nodes[:place]
-    return nodes
+            return place
+    return len(match.nodes)
+
+
+def _is_usable(storage: StorageManager, page: int) -> bool:
+    return page != NONE and storage.pages.state[page] == _COMMITTED
+
+
+def find_partial(
+    storage: StorageManager, digests: BlockDigests, nodes: Sequence[int], token_ids: Sequence[int], limit: int
+) -> tuple[list[int], int]:
+    """A cached block that begins as the one after `nodes` does, as far as `token_ids[:limit]`.
+
+    Returns:
+        Its page per layer group, and how many of its positions agree; no pages where none does, or where there is no
+        room for the copy. Of many children only the newest are looked at.
+    """
+    size = digests.tokens_per_block
+    first = len(nodes) * size
+    wanted = array("i", token_ids[first : min(limit, first + size)]).tobytes()
+    parent = nodes[-1] if nodes else storage.tree.by_digest.get(digests.root, NONE)
+    best, longest = NONE, 0
+    if parent != NONE and wanted:
+        for child in storage.tree.alike(parent, wanted, _MAX_CHILDREN):
+            agreed = _common_tokens(wanted, storage.tree.tokens(child))
+            if agreed > longest and all(_is_usable(storage, column[child]) for column in storage.tree.pages):
+                best, longest = child, agreed
+    if best == NONE:
+        return [], 0
+    pages = [column[best] for column in storage.tree.pages]
+    left = [storage.available(pool) for pool in range(storage.num_pool_groups)]
+    for group, page in enumerate(pages):
+        left[storage.pool_group_of[group]] -= storage.clone_cost(page)
+    return (pages, longest) if min(left) >= 0 else ([], 0)
+
+
+def _common_tokens(wanted: bytes, found: bytearray) -> int:
+    if found.startswith(wanted):
+        return len(wanted) // 4
+    return next(at for at, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]) // 4

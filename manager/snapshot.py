@@ -79,7 +79,7 @@ class ManagerSnapshot:
     leases: tuple[tuple[LeaseId, RequestId, tuple[tuple[PageView, ...], ...]], ...]
     quarantined: tuple[tuple[RequestId, tuple[tuple[PageView, ...], ...]], ...]
     counts: tuple[int, int, int]
-    pending: tuple[tuple[SlotCopy | tuple[PageView, PendingFill] | tuple[int, int], ...], ...]
+    pending: tuple[tuple[SlotCopy | tuple[PageView, PendingFill | PageView] | tuple[int, int], ...], ...]
     """Copies out, fills, slots to be freed, and destinations of victims, of the open transaction."""
 
     def without_slot_names(self) -> "ManagerSnapshot":
@@ -137,6 +137,9 @@ def take_snapshot(parts: ManagerParts) -> ManagerSnapshot:
         pending=(
             tuple(storage.moves.copies.stages),
             tuple((_view(storage, page), fill) for page, fill in sorted(storage.moves.copies.fills.items())),
+            tuple(
+                (_view(storage, page), _view(storage, source)) for page, source in storage.moves.copies.clones.items()
+            ),
             tuple(storage.moves.copies.freed),
             tuple(sorted(storage.moves.evictions.destinations.values())),
         ),

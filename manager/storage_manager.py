@@ -4,12 +4,12 @@ Knows stores, pages, eviction order and the tree; knows no requests. A *store* i
 tier, numbered tier by tier. Every change is journaled; nothing here commits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from manager.errors import LogicError
 from manager.eviction import EvictionController, Lane
 from manager.geometry import CacheGeometry
-from manager.page import NONE, PageState, PageTable
+from manager.page import PageState, PageTable
 from manager.pools.base import SlotCopy
 from manager.radix_tree import BlockRadixTree
 from manager.storage.journal import Journal
@@ -31,11 +31,15 @@ class StorageManager:
         moves: pages between tiers, and what leaves in the open transaction.
         pool_group_of: per layer group, its pool group; also its device store.
         num_pool_groups: stores per tier.
+        groups_per_pool: layer groups of each pool group.
+        has_lower_tiers: whether pages can be anywhere but on the device.
     """
 
     __slots__ = (
         "_journal",
         "eviction",
+        "groups_per_pool",
+        "has_lower_tiers",
         "moves",
         "num_pool_groups",
         "pages",
@@ -51,10 +55,12 @@ class StorageManager:
         self.tree = BlockRadixTree(geometry.tokens_per_block, len(geometry.layer_groups), journal)
         self.pool_group_of = [int(group.pool_group_id) for group in geometry.layer_groups]
         self.num_pool_groups = len(geometry.pool_groups)
+        self.groups_per_pool = [len(pool.layer_group_ids) for pool in geometry.pool_groups]
         sizes = [pool.num_slots[level] for level in range(len(geometry.tiers)) for pool in geometry.pool_groups]
         registry: list[Lane] = []
         self.slots = [SlotAllocator(size, journal) for size in sizes]
         self.eviction = [EvictionController(self.pages, registry, journal) for _ in sizes]
+        self.has_lower_tiers = len(self.slots) > self.num_pool_groups
         self.moves = TierMoves(self.pages, self.slots, self.eviction, self.num_pool_groups, journal)
 
     # -- room ----------------------------------------------------------------------------------------
@@ -69,11 +75,6 @@ class StorageManager:
         total = sum(self.slots[store].num_slots for store in stores)
         free = sum(len(self.slots[store].free) for store in stores)
         return total, free, sum(self.eviction[store].evictable for store in stores)
-
-    @property
-    def has_lower_tiers(self) -> bool:
-        """Whether pages can be anywhere but on the device."""
-        return len(self.slots) > self.num_pool_groups
 
     def claim_cost(self, page: int) -> int:
         """Device slots that a claim of this page would take from `available`."""
@@ -106,24 +107,27 @@ class StorageManager:
         if self.pages.remove_locks(pages) != list(pages):
             msg = f"pages {list(pages)} taken in this plan are locked by others"
             raise LogicError(msg)
+        self._drop_clones(pages)
         self.pages.destroy(pages)
         return self.moves.evictions.give_back(self.pool_group_of[group], [self.pages.slot[page] for page in pages])
 
     def claim(self, group: int, pages: Sequence[int]) -> int:
-        """Lock committed pages for one more user, promoting those in lower tiers.
+        """Lock committed pages for one more user; `bring_up` promotes those in lower tiers, once all are locked.
 
         Returns:
-            Device slots that left `available`: cached pages that were pinned, and places of promoted ones.
+            Device slots that this takes from `available`: cached pages, and places of those to be promoted.
         """
         store = self.pool_group_of[group]
+        if not self.has_lower_tiers:
+            fresh = self.pages.add_locks(pages)
+            self.eviction[store].add(-fresh)
+            return fresh
         locks, page_store = self.pages.locks, self.pages.store
         cached = [page_store[page] for page in pages if not locks[page]]
         self.pages.add_locks(pages)
         for at in set(cached):
             self.eviction[at].add(-cached.count(at))
-        below = [page for page in pages if page_store[page] != store]
-        self.moves.promote(store, below)
-        return cached.count(store) + len(below)
+        return cached.count(store) + sum(page_store[page] != store for page in pages)
 
     def can_take_over(self, page: int, ours: int) -> bool:
         """Whether a private page can give way to a tree page of the same content."""
@@ -147,47 +151,60 @@ class StorageManager:
             As `untake`.
         """
         loose = self.pages.remove_locks(pages)
-        renamed = self.moves.unpromote(self.pool_group_of[group], loose)
-        for page in loose:
+        fills, locks = self.moves.copies.fills, self.pages.locks
+        promoted = [page for page in pages if page in fills and locks[page] == 1]
+        renamed = self.moves.unpromote(self.pool_group_of[group], promoted)
+        for page in (*loose, *promoted):
             self.eviction[self.pages.store[page]].put_back(page)
         return renamed
+
+    def clone(self, group: int, source: int) -> int:
+        """Make a private page that starts with the content of a pinned one; the caller has checked for room."""
+        (page,) = self.take(group, 1)
+        self.moves.copies.add_clone(page, source)
+        return page
+
+    def clone_cost(self, source: int) -> int:
+        """Device slots that a clone of this page takes from `available` until publish."""
+        return 1 + (self.moves.is_on_device(source) and not self.pages.locks[source])
 
     def release(self, pages: Sequence[int], priority: int) -> None:
         """End one user's locks. Committed pages become cached, `pages[0]` the first to go; private ones are freed.
 
         Pages that only suspended caches need now leave the device where a lower tier has room.
         """
-        state, page_store = self.pages.state, self.pages.store
+        state = self.pages.state
         loose = self.pages.remove_locks(pages)
         committed = [page for page in pages if state[page] == _COMMITTED]
-        for store in {page_store[page] for page in committed}:
-            self.eviction[store].push([page for page in committed if page_store[page] == store], priority)
-        for page in loose:
-            if state[page] == _COMMITTED:
-                self.eviction[page_store[page]].add(1)
-        private = [page for page in loose if state[page] == _PRIVATE]
-        if private:
-            self.free(private)
+        cached = loose if len(loose) == len(committed) == len(pages) else [p for p in loose if state[p] == _COMMITTED]
+        for store, members in self._by_store(committed):
+            self.eviction[store].push(members, priority)
+        for store, members in self._by_store(cached):
+            self.eviction[store].add(len(members))
+        if len(cached) < len(loose):
+            private = [page for page in loose if state[page] == _PRIVATE]
+            if private:
+                self.free(private)
         if self.moves.holds:
             self.moves.move_down_held(pages)
 
     def free(self, pages: Sequence[int]) -> None:
         """Return the slots of unlocked pages that are in no tree."""
+        self._drop_clones(pages)
         self.pages.destroy(pages)
-        for store in {self.pages.store[page] for page in pages}:
-            slots = [self.pages.slot[page] for page in pages if self.pages.store[page] == store]
+        slot = self.pages.slot
+        for store, members in self._by_store(pages):
+            slots = [slot[page] for page in members]
             if store < self.num_pool_groups:
                 self.slots[store].give(slots)
             else:
-                for slot in slots:
-                    self.moves.copies.free_later(store, slot)
+                for place in slots:
+                    self.moves.copies.free_later(store, place)
 
-    def commit_page(self, group: int, node: int, page: int) -> None:
-        """Make a private page the node's page: immutable, and reusable from now on."""
-        self.tree.attach(group, node, page)
-        self.pages.set_state((page,), PageState.COMMITTED)
-        self.pages.node[page] = node
-        self._journal.push((self.pages.node.__setitem__, (page, NONE)))
+    def commit_pages(self, group: int, nodes: Sequence[int], pages: Sequence[int]) -> None:
+        """Make private pages the nodes' pages: immutable, and reusable from now on."""
+        self.tree.attach(group, nodes, pages)
+        self.pages.commit(pages, nodes)
 
     # -- suspended caches ----------------------------------------------------------------------------
 
@@ -216,18 +233,19 @@ class StorageManager:
             self.moves.add_hold(page, -1)
 
     def bring_up(self, group: int, pages: Sequence[int]) -> int:
-        """Promote those of a resumed cache's pages that are in lower tiers; returns how many."""
+        """Promote those of a claimed or resumed cache's pages that are in lower tiers; returns how many."""
         store = self.pool_group_of[group]
+        if not self.has_lower_tiers:
+            return 0
         below = [page for page in pages if self.pages.store[page] != store]
         self.moves.promote(store, below)
         return len(below)
 
     def take_down(self, group: int, pages: Sequence[int]) -> list[int]:
         """Undo `bring_up` in the same plan, but for pages that others use now; returns renamed pages."""
-        locks, holds = self.pages.locks, self.moves.holds
-        return self.moves.unpromote(
-            self.pool_group_of[group], [page for page in pages if locks[page] == holds.get(page, 0)]
-        )
+        moves = self.moves
+        unneeded = [page for page in pages if page in moves.copies.fills and moves.needs_only_suspended(page)]
+        return moves.unpromote(self.pool_group_of[group], unneeded)
 
     # -- the end of a transaction --------------------------------------------------------------------
 
@@ -238,10 +256,18 @@ class StorageManager:
             SlotCopy(fill.source_store, fill.source_slot, pages.store[page], pages.slot[page])
             for page, fill in self.moves.copies.fills.items()
         ]
+        # Behind the promotions, since a clone's source may be a promoted page.
+        fills += [
+            SlotCopy(pages.store[source], pages.slot[source], pages.store[page], pages.slot[page])
+            for page, source in self.moves.copies.clones.items()
+        ]
+        self._unpin_all()
         for store, evicted in enumerate(self.moves.evictions.evicted):
+            if not evicted:
+                continue
             dropped = [page for page in evicted if page not in self.moves.evictions.destinations]
-            for page in dropped:
-                self.tree.detach(pages.group[page], pages.node[page])
+            for group in {pages.group[page] for page in dropped}:
+                self.tree.detach(group, [pages.node[page] for page in dropped if pages.group[page] == group])
             pages.destroy(dropped)
             if store >= self.num_pool_groups:
                 for page in evicted:
@@ -268,13 +294,14 @@ class StorageManager:
             return None
         self.claim(pages.group[page], (page,))
         if pages.state[page] == _COMMITTED:
-            self.tree.detach(pages.group[page], pages.node[page])
+            self.tree.detach(pages.group[page], (pages.node[page],))
             pages.set_state((page,), PageState.PRIVATE)
         return page
 
     def forget(self) -> None:
         """The transaction is over and kept."""
         self.pages.publish()
+        self.tree.publish()
         self.moves.evictions.clear()
         self.moves.copies.clear()
 
@@ -282,3 +309,25 @@ class StorageManager:
         """Tidy the eviction order; between transactions only."""
         for eviction in self.eviction:
             eviction.settle()
+
+    def _by_store(self, pages: Sequence[int]) -> Iterable[tuple[int, Sequence[int]]]:
+        if len(self.slots) == 1:
+            return ((0, pages),) if pages else ()
+        page_store = self.pages.store
+        stores = sorted({page_store[page] for page in pages})
+        return [(store, [page for page in pages if page_store[page] == store]) for store in stores]
+
+    def _drop_clones(self, pages: Sequence[int]) -> None:
+        if self.moves.copies.clones:
+            for page in pages:
+                if page in self.moves.copies.clones:
+                    self.moves.drop_clone(page)
+
+    def _unpin_all(self) -> None:
+        """The copies are known: whoever was needed for them only is cached or free again."""
+        for page, count in list(self.moves.pins.items()):
+            loose = [self.moves.unpin(page) for _ in range(count)][-1]
+            if loose and self.pages.state[page] == _COMMITTED:
+                self.eviction[self.pages.store[page]].put_back(page)
+            elif loose:
+                self.free((page,))

@@ -28,6 +28,7 @@ class TierMoves:
         evictions: what leaves in the open transaction.
         copies: what the open transaction copies.
         holds: per page, how many of its locks are suspended caches'; pages without any are absent.
+        pins: per page, locks that keep it where it is until its copies of this transaction have been started.
         broken_tiers: tiers that failed to take a copy; nothing is moved into them any more.
     """
 
@@ -41,6 +42,7 @@ class TierMoves:
         "copies",
         "evictions",
         "holds",
+        "pins",
     )
 
     def __init__(
@@ -60,6 +62,7 @@ class TierMoves:
         self.evictions = PlannedEvictions(pages, slots, controllers, journal)
         self.copies = CopyQueue(journal)
         self.holds: dict[int, int] = {}
+        self.pins: dict[int, int] = {}
         self.broken_tiers: set[int] = set()
 
     def lower_room(self, pool_group: int) -> int:
@@ -102,28 +105,47 @@ class TierMoves:
             self.copies.add_fill(page, self._pages.store[page], self._pages.slot[page])
             self.copies.free_later(self._pages.store[page], self._pages.slot[page])
             self._pages.set_place(page, store, slot)
+            self.pin(page)
         self.evictions.note_taken(store, slots, pages, num_evicted=num_evicted)
 
     def unpromote(self, store: int, pages: Sequence[int]) -> list[int]:
         """Pages whose fill has not run yet go back to where their data is; returns renamed pages."""
         slots = []
         for page in pages:
-            if page in self.copies.fills and self._pages.store[page] == store:
-                slots.append(self._pages.slot[page])
-                self._return_to_source(page)
+            slots.append(self._pages.slot[page])
+            self._return_to_source(page)
         return self.evictions.give_back(store, slots) if slots else []
 
     def _return_to_source(self, page: int) -> None:
         fill = self.copies.cancel_fill(page)
         self.copies.keep_after_all(fill.source_store, fill.source_slot)
         self._pages.set_place(page, fill.source_store, fill.source_slot)
+        self.unpin(page)
+
+    def pin(self, page: int) -> int:
+        """Keep a page where it is until publish; returns 1 when it left the cached ones by that."""
+        fresh = self._pages.add_locks((page,))
+        self._controllers[self._pages.store[page]].add(-fresh)
+        self._put_pin(page, self.pins.get(page, 0) + 1)
+        self._journal.push((self._put_pin, (page, self.pins[page] - 1)))
+        return fresh
+
+    def unpin(self, page: int) -> bool:
+        """Take a pin away, as if it had never been; returns whether nobody needs the page any more."""
+        self._journal.push((self._put_pin, (page, self.pins[page])))
+        self._put_pin(page, self.pins[page] - 1)
+        return bool(self._pages.remove_locks((page,)))
+
+    def needs_only_suspended(self, page: int) -> bool:
+        """Whether suspended caches are its only users, but for its own promotion in this plan."""
+        users = self._pages.locks[page] - (page in self.copies.fills)
+        return users > 0 and users == self.holds.get(page, 0)
 
     def move_down_held(self, pages: Sequence[int]) -> list[int]:
         """Move pages that only suspended caches need, as far as there is room."""
-        locks, holds = self._pages.locks, self.holds
         moved = []
         for page in pages:
-            if not locks[page] or locks[page] != holds.get(page, 0) or not self.is_on_device(page):
+            if not self.needs_only_suspended(page) or not self.is_on_device(page):
                 continue
             store, slot = self._pages.store[page], self._pages.slot[page]
             if page in self.copies.fills:
@@ -133,7 +155,9 @@ class TierMoves:
                 if target == NONE:
                     break
                 target_slot = self._slots[target].take(1)[0]
-                self.copies.add_stage(SlotCopy(store, slot, target, target_slot))
+                self.copies.add_stage(SlotCopy(*self._content(page), target, target_slot))
+                if page in self.copies.clones:
+                    self.drop_clone(page)
                 self._pages.set_place(page, target, target_slot)
             self._slots[store].give((slot,))
             moved.append(page)
@@ -164,6 +188,26 @@ class TierMoves:
         """Change how many of the page's locks are suspended caches'."""
         self._put_hold(page, self.holds.get(page, 0) + count)
         self._journal.push((self._put_hold, (page, self.holds.get(page, 0) - count)))
+
+    def drop_clone(self, page: int) -> None:
+        """A new page that should have started as a copy is not wanted any more, or copied from its source elsewhere."""
+        source = self.copies.cancel_clone(page)
+        if self.unpin(source):
+            self._controllers[self._pages.store[source]].put_back(source)
+
+    def _content(self, page: int) -> tuple[int, int]:
+        """Store and slot where the page's content is before the fills of this transaction."""
+        source = self.copies.clones.get(page, page)
+        fill = self.copies.fills.get(source)
+        if fill is not None:
+            return fill.source_store, fill.source_slot
+        return self._pages.store[source], self._pages.slot[source]
+
+    def _put_pin(self, page: int, count: int) -> None:
+        if count:
+            self.pins[page] = count
+        else:
+            self.pins.pop(page, None)
 
     def _put_hold(self, page: int, count: int) -> None:
         if count:

@@ -24,7 +24,7 @@ class TransactionKind(StrEnum):
     COMPLETE = "complete"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Before:
     """What a request had before its first grant in this plan.
 
@@ -178,11 +178,12 @@ class TransactionDesk:
     """Opens transactions, one at a time, and publishes them.
 
     Attributes:
+        kind: of the open transaction; None when none is open.
         counts: published so far.
         rollbacks: transactions, savepoints and requests undone so far; not undone itself.
     """
 
-    __slots__ = ("_engine", "_journal", "_open", "_storage", "counts", "rollbacks")
+    __slots__ = ("_engine", "_journal", "_open", "_storage", "counts", "kind", "rollbacks")
 
     def __init__(self, journal: Journal, storage: StorageManager, engine: CopyEngine) -> None:
         """Nothing is open."""
@@ -190,6 +191,7 @@ class TransactionDesk:
         self._journal = journal
         self._storage = storage
         self._open: CacheTransaction | None = None
+        self.kind: TransactionKind | None = None
         self.counts = PublishedCounts()
         self.rollbacks = 0
 
@@ -200,6 +202,7 @@ class TransactionDesk:
             raise LogicError(msg)
         self._storage.settle()
         self._open = CacheTransaction(kind, self._journal, self._publish, self._on_rollback)
+        self.kind = kind
         return self._open
 
     def require(self, kind: TransactionKind) -> CacheTransaction:
@@ -219,7 +222,7 @@ class TransactionDesk:
         self.counts.queried_tokens += transaction.counts.queried_tokens
         self.counts.hit_tokens += transaction.counts.hit_tokens
         self.counts.suspensions += transaction.counts.suspensions
-        self._open = None
+        self._open = self.kind = None
         if fills:
             self._engine.fill(fills)
 
@@ -232,25 +235,17 @@ class TransactionDesk:
                 self._storage.moves.break_tier(error.target_store)
                 raise
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a transaction is open."""
-        return self._open is not None
-
     def _on_rollback(self, ended: CacheTransaction | None) -> None:
         self.rollbacks += 1
         if ended is not None:
-            self._open = None
+            self._open = self.kind = None
 
 
 class Transactional(Protocol):
     """An object whose calls belong to transactions."""
 
     journal: Journal
-
-    def require(self, kind: TransactionKind) -> CacheTransaction:
-        """The open transaction. Raises LogicError when it is of another kind, or none is open."""
-        ...
+    desk: TransactionDesk
 
 
 _Owner = TypeVar("_Owner", bound=Transactional)
@@ -267,7 +262,8 @@ def inside(
     def decorate(method: _Call[_Owner, _Params, _Result]) -> _Call[_Owner, _Params, _Result]:
         @wraps(method)
         def guarded(owner: _Owner, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-            owner.require(kind)
+            if owner.desk.kind is not kind:
+                owner.desk.require(kind)
             mark = len(owner.journal)
             try:
                 return method(owner, *args, **kwargs)

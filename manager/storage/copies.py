@@ -41,17 +41,19 @@ class CopyQueue:
 
     Attributes:
         stages: copies out, in order.
-        fills: by page; the target is wherever the page is when the transaction commits.
+        fills: by promoted page; the target is wherever the page is when the transaction commits.
+        clones: by new page, the page whose content it starts with, wherever both are then.
         freed: slots of lower tiers that are free from the next transaction on.
     """
 
-    __slots__ = ("_journal", "fills", "freed", "stages")
+    __slots__ = ("_journal", "clones", "fills", "freed", "stages")
 
     def __init__(self, journal: Journal) -> None:
         """Empty."""
         self._journal = journal
         self.stages: list[SlotCopy] = []
         self.fills: dict[int, PendingFill] = {}
+        self.clones: dict[int, int] = {}
         self.freed: list[tuple[int, int]] = []
 
     def add_stage(self, copy: SlotCopy) -> None:
@@ -70,6 +72,17 @@ class CopyQueue:
         self._journal.push((self.fills.__setitem__, (page, fill)))
         return fill
 
+    def add_clone(self, page: int, source: int) -> None:
+        """Copy the content of `source` into a new page after publish."""
+        self.clones[page] = source
+        self._journal.push((self._drop_clone, (page,)))
+
+    def cancel_clone(self, page: int) -> int:
+        """The new page is not wanted any more; returns its source."""
+        source = self.clones.pop(page)
+        self._journal.push((self.clones.__setitem__, (page, source)))
+        return source
+
     def free_later(self, store: int, slot: int) -> None:
         """A slot of a lower tier: its data must outlive this transaction."""
         self.freed.append((store, slot))
@@ -85,6 +98,7 @@ class CopyQueue:
         """The transaction is over."""
         self.stages.clear()
         self.fills.clear()
+        self.clones.clear()
         self.freed.clear()
 
     def _drop_stage(self) -> None:
@@ -92,6 +106,9 @@ class CopyQueue:
 
     def _drop_fill(self, page: int) -> None:
         del self.fills[page]
+
+    def _drop_clone(self, page: int) -> None:
+        del self.clones[page]
 
     def _drop_freed(self) -> None:
         self.freed.pop()

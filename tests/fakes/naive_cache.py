@@ -49,8 +49,7 @@ class NaiveCache:
 
     def longest_possible(self, request: FakeRequest, limit: int) -> int:
         """Most positions that a claim can find, if nothing was ever evicted."""
-        tokens = request.token_ids
-        for end in range(min(limit, len(tokens)), 0, -1):
-            if (request.reuse_scope, tuple(tokens[:end])) in self.committed:
-                return end
-        return 0
+        tokens = tuple(request.token_ids[:limit])
+        known = [prefix for scope, prefix in self.committed if scope == request.reuse_scope]
+        ends = [end for prefix in known for end in range(len(prefix) + 1) if tokens[:end] == prefix[:end]]
+        return min(len(tokens), max(ends, default=0))

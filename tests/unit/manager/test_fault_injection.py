@@ -23,20 +23,23 @@ from tests.fakes.faults import FaultInjector, InjectedFaultError, injected
 
 STEPS: list[tuple[type, str]] = [
     *((SlotAllocator, name) for name in ("take", "give", "take_exactly")),
-    *((PageTable, name) for name in ("create", "destroy", "set_state", "set_place", "add_locks", "remove_locks")),
+    *(
+        (PageTable, name)
+        for name in ("create", "destroy", "set_state", "commit", "set_place", "add_locks", "remove_locks")
+    ),
     *((EvictionController, name) for name in ("push", "add", "pop", "put_back")),
     *((PlannedEvictions, name) for name in ("evict", "send", "note_taken", "give_back")),
     *((CopyQueue, name) for name in ("add_stage", "add_fill", "cancel_fill", "free_later", "keep_after_all")),
-    *((BlockRadixTree, name) for name in ("find", "root", "insert", "attach", "detach", "prune")),
+    *((BlockRadixTree, name) for name in ("find", "root", "insert_chain", "attach", "detach", "prune")),
     *(
         (StorageManager, name)
-        for name in ("take", "claim", "unclaim", "release", "untake", "commit_page", "hold", "bring_up", "publish")
+        for name in ("take", "claim", "unclaim", "release", "untake", "commit_pages", "hold", "bring_up", "publish")
     ),
     *(
         (KVCache, name)
         for name in ("claim_prefix", "grow", "ungrow", "advance", "rewind", "reserve", "release", "suspend", "resume")
     ),
-    *((RequestCaches, name) for name in ("open", "grow", "close", "revert", "suspend", "resume")),
+    *((RequestCaches, name) for name in ("open", "close", "revert", "suspend", "resume")),
     *((TierMoves, name) for name in ("take_slots", "promote", "unpromote", "move_down_held", "add_hold", "trim")),
     *((LeaseTable, name) for name in ("add", "remove")),
     *((QuarantineTable, name) for name in ("add", "remove")),

@@ -61,7 +61,7 @@ def test_blocks_leave_the_window_when_no_later_query_sees_them(history: int, sin
 
 
 def test_fewer_slots_than_sequences_are_refused_with_the_numbers() -> None:
-    with pytest.raises(CacheConfigError, match=r"buys 3 pages of 16 bytes, but max_sequences=4 x 1 layer groups"):
+    with pytest.raises(CacheConfigError, match=r"quota of 48 bytes: max_sequences=4 .* 4 x 16 = 64 bytes"):
         make_geometry(3, max_sequences=4)
 
 
