@@ -53,7 +53,11 @@ class Planner:
             return self.grow(cache, 0) if cache.is_suspended else self._grant(cache)
         if not self._caches.index_slots.free:
             return self._no_index_slot(request)
-        cache, costs = self._open_cache(request, len(request.token_ids) - 1, partial=True)
+        known = len(request.token_ids)
+        # A copy keeps its source where it is until the copy is made: one block more than the request needs. In a
+        # pool that has no more, a request which insists on the copy would wait for ever.
+        may_copy = known + self._geometry.tokens_per_block <= self._geometry.max_request_tokens
+        cache, costs = self._open_cache(request, known - 1, partial=may_copy)
         return self._grant(cache, costs, reused_tokens=cache.history, index_slots=1)
 
     def suspend(self, request: CacheRequest) -> Grant | Refusal:

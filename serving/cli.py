@@ -21,7 +21,10 @@ _DTYPES = ("auto", "float32", "bfloat16")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Expected errors are one line on stderr, never a stack trace."""
-    arguments = _parser().parse_args(argv)
+    arguments, rest = _parser().parse_known_args(argv)
+    if rest and arguments.run is not _bench_manager:
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -45,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="WHAT")
     _add_bench_serve(bench.add_parser("serve", help="latency and throughput of a running server"))
     _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
+    manager = bench.add_parser("manager", help="cost of the KV cache manager's calls", add_help=False)
+    manager.set_defaults(run=_bench_manager)
     return parser
 
 
@@ -163,6 +168,18 @@ def _bench_transport(arguments: argparse.Namespace) -> int:
     else:
         for row in results:
             print(row)
+    return 0
+
+
+def _bench_manager(arguments: argparse.Namespace) -> int:
+    from serving.bench import manager  # has a parser of its own
+
+    report = manager.run(arguments.rest)
+    if "--json" in arguments.rest:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:24} {value}")
     return 0
 
 
