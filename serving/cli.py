@@ -13,6 +13,7 @@ from configs import DeploymentConfig, load_deployment, preset_names
 from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
 from serving.ray_environment import set_ray_environment
+from serving.simulation.command import add_options as add_simulate_options
 
 _WATCH_INTERVAL_S = 1.0
 _DTYPES = ("auto", "float32", "bfloat16")
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="WHAT")
     _add_bench_serve(bench.add_parser("serve", help="latency and throughput of a running server"))
     _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
+    add_simulate_options(commands.add_parser("simulate", help="a deployment in virtual time, from a seed"))
     return parser
 
 
