@@ -8,6 +8,7 @@ from manager.cache_request import CacheRequest
 from manager.errors import (
     CacheConfigError,
     CapacityError,
+    CopyFailedError,
     CorruptedError,
     LogicError,
     ManagerError,
@@ -50,6 +51,7 @@ __all__ = [
     "CacheGeometry",
     "CacheRequest",
     "CapacityError",
+    "CopyFailedError",
     "CorruptedError",
     "Epoch",
     "Grant",

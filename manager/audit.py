@@ -1,46 +1,23 @@
-"""`audit` recomputes the manager's state from its smallest facts and compares (M6); `take_snapshot` writes it down.
+"""`audit` recomputes the manager's state from its smallest facts and compares (M6).
 
-Both only read. The audit derives locks from caches and leases, free lists from pages, cached counts from
+It only reads. It derives locks from caches and leases, free lists from pages, cached counts from
 states, digests from tokens; the first difference is a CorruptedError that names the invariant.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from manager.errors import CorruptedError
-from manager.geometry import CacheGeometry
-from manager.ids import LeaseId, RequestId
 from manager.kv_cache import CacheStatus, KVCache
-from manager.lease import LeaseTable, QuarantineTable
 from manager.page import NONE, PageState
-from manager.storage.slots import SlotAllocator
-from manager.storage_manager import StorageManager
-from manager.transaction import PublishedCounts
+from manager.snapshot import ManagerParts
 
 _DIGEST_BYTES = 15
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerParts:
-    """What a manager is made of."""
-
-    geometry: CacheGeometry
-    storage: StorageManager
-    caches: Mapping[RequestId, KVCache]
-    index_slots: SlotAllocator
-    leases: LeaseTable
-    quarantine: QuarantineTable
-    counts: PublishedCounts
 
 
 def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
     if not condition:
         raise CorruptedError(message)
-
-
-# -- audit ---------------------------------------------------------------------------------------------
 
 
 def audit(parts: ManagerParts) -> None:
@@ -51,6 +28,7 @@ def audit(parts: ManagerParts) -> None:
     """
     _audit_slots(parts)
     _audit_locks(parts)
+    _audit_holds(parts)
     _audit_states(parts)
     _audit_tree(parts)
     for request_id, cache in parts.caches.items():
@@ -66,6 +44,8 @@ def _audit_slots(parts: ManagerParts) -> None:
     for page in pages.live():
         if pages.state[page] != PageState.LEAVING:
             holders[pages.store[page]].append(pages.slot[page])
+    for store, slot in (*parts.storage.moves.copies.freed, *parts.storage.moves.evictions.destinations.values()):
+        holders[store].append(slot)
     for store, slots in enumerate(parts.storage.slots):
         found = sorted([*slots.free, *holders[store]])
         if found != list(range(slots.num_slots)):
@@ -87,6 +67,25 @@ def _audit_locks(parts: ManagerParts) -> None:
             expected.update(held_pages)
     for page, locks in enumerate(pages.locks):
         _require(locks == expected[page], f"page {page} has {locks} locks, its users account for {expected[page]}")
+
+
+def _audit_holds(parts: ManagerParts) -> None:
+    """Holds are the locks of suspended caches; active caches have their pages on the device."""
+    storage = parts.storage
+    expected: Counter[int] = Counter()
+    for cache in parts.caches.values():
+        for group, group_pages in enumerate(cache.pages):
+            present = [page for page in group_pages if page != NONE]
+            if cache.is_suspended:
+                expected.update(present)
+                continue
+            store = storage.pool_group_of[group]
+            elsewhere = [page for page in present if storage.pages.store[page] != store]
+            _require(not elsewhere, f"{cache.request_id} is active with pages {elsewhere} off the device")
+    _require(
+        storage.moves.holds == dict(expected),
+        f"holds {storage.moves.holds}, suspended caches account for {dict(expected)}",
+    )
 
 
 def _audit_states(parts: ManagerParts) -> None:
@@ -173,6 +172,8 @@ def _audit_cache(parts: ManagerParts, cache: KVCache) -> None:
             _require(
                 pages.state[page] == expected, f"{name}: block {block} of layer group {group} is not {expected.name}"
             )
+        if cache.is_suspended:
+            continue
         slots = [NONE if page == NONE else pages.slot[page] for page in group_pages]
         _require(cache.block_table(group).tolist() == slots, f"{name}: block table of layer group {group} is stale")
 
@@ -189,159 +190,3 @@ def _audit_index_slots(parts: ManagerParts) -> None:
             taken.append(cache.index_slot)
     found = sorted([*parts.index_slots.free, *taken])
     _require(found == list(range(parts.index_slots.num_slots)), f"index slots: taken {taken}, rest is not free")
-
-
-# -- snapshot ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PageView:
-    """One page as a value; `slot` is NONE in a snapshot without slot names."""
-
-    store: int
-    slot: int
-    state: PageState
-    locks: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """One tree node, in depth-first order; children newest first."""
-
-    depth: int
-    digest: bytes
-    pages: tuple[PageView | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheView:
-    """One cache as a value."""
-
-    request_id: RequestId
-    status: CacheStatus
-    priority: int
-    lengths: tuple[int, int, int, int]
-    """history, blocks with a place, committed blocks, claimed blocks."""
-    index_slot: int
-    reserved_tokens: int
-    pages: tuple[tuple[PageView | None, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerSnapshot:
-    """Everything that a rollback restores, order included.
-
-    Attributes:
-        free: per store, free slots in order; without slot names their number.
-        cached: per store and priority, (digest, layer group, page) of cached pages, next victim first.
-    """
-
-    free: tuple[tuple[int, ...], ...]
-    cached: tuple[tuple[tuple[int, tuple[tuple[bytes, int, PageView], ...]], ...], ...]
-    tree: tuple[NodeView, ...]
-    caches: tuple[CacheView, ...]
-    free_index_slots: tuple[int, ...]
-    leases: tuple[tuple[LeaseId, RequestId, tuple[tuple[PageView, ...], ...]], ...]
-    quarantined: tuple[tuple[RequestId, tuple[tuple[PageView, ...], ...]], ...]
-    counts: tuple[int, int, int]
-
-    def without_slot_names(self) -> "ManagerSnapshot":
-        """The same with every slot and index slot unnamed: equal for two runs that took other slots."""
-        return replace(
-            self,
-            free=tuple((len(slots),) for slots in self.free),
-            cached=tuple(
-                tuple((lane, tuple((d, g, _unnamed(page)) for d, g, page in entries)) for lane, entries in store)
-                for store in self.cached
-            ),
-            tree=tuple(
-                replace(node, pages=tuple(None if page is None else _unnamed(page) for page in node.pages))
-                for node in self.tree
-            ),
-            caches=tuple(_unnamed_cache(cache) for cache in self.caches),
-            free_index_slots=(len(self.free_index_slots),),
-            leases=tuple(
-                (lease_id, request_id, tuple(tuple(map(_unnamed, group)) for group in pages))
-                for lease_id, request_id, pages in self.leases
-            ),
-            quarantined=tuple(
-                (request_id, tuple(tuple(map(_unnamed, group)) for group in pages))
-                for request_id, pages in self.quarantined
-            ),
-        )
-
-
-def _unnamed(page: PageView) -> PageView:
-    return replace(page, slot=NONE)
-
-
-def _unnamed_cache(cache: CacheView) -> CacheView:
-    pages = tuple(tuple(None if page is None else _unnamed(page) for page in group) for group in cache.pages)
-    return replace(cache, index_slot=min(cache.index_slot, 0), pages=pages)
-
-
-def take_snapshot(parts: ManagerParts) -> ManagerSnapshot:
-    """Write the present state down; slow, for tests and state dumps."""
-    storage = parts.storage
-    return ManagerSnapshot(
-        free=tuple(tuple(slots.free) for slots in storage.slots),
-        cached=tuple(_cached(storage, store) for store in range(len(storage.slots))),
-        tree=tuple(_tree(storage)),
-        caches=tuple(_cache(storage, cache) for _, cache in sorted(parts.caches.items())),
-        free_index_slots=tuple(parts.index_slots.free),
-        leases=tuple(
-            (lease_id, held.request_id, tuple(_views(storage, pages) for pages in held.pages))
-            for lease_id, held in parts.leases.items()
-        ),
-        quarantined=tuple(
-            (request_id, tuple(_views(storage, pages) for pages in held.pages))
-            for request_id, held in sorted(parts.quarantine.by_request().items())
-        ),
-        counts=(parts.counts.queried_tokens, parts.counts.hit_tokens, parts.counts.suspensions),
-    )
-
-
-def _view(storage: StorageManager, page: int) -> PageView:
-    pages = storage.pages
-    return PageView(pages.store[page], pages.slot[page], PageState(pages.state[page]), pages.locks[page])
-
-
-def _views(storage: StorageManager, pages: tuple[int, ...]) -> tuple[PageView, ...]:
-    return tuple(_view(storage, page) for page in pages)
-
-
-def _cached(storage: StorageManager, store: int) -> tuple[tuple[int, tuple[tuple[bytes, int, PageView], ...]], ...]:
-    pages, tree = storage.pages, storage.tree
-    return tuple(
-        (priority, tuple((tree.digest(pages.node[page]), pages.group[page], _view(storage, page)) for page in order))
-        for priority, order in storage.eviction[store].priorities()
-        if order
-    )
-
-
-def _tree(storage: StorageManager) -> list[NodeView]:
-    tree = storage.tree
-    roots = sorted((digest, node) for digest, node in tree.by_digest.items() if tree.parent[node] == NONE)
-    stack = [(0, node) for _, node in reversed(roots)]
-    views = []
-    while stack:
-        depth, node = stack.pop()
-        held = [column[node] for column in tree.pages]
-        pages = tuple(None if page == NONE else _view(storage, page) for page in held)
-        views.append(NodeView(depth, tree.digest(node), pages))
-        stack.extend((depth + 1, child) for child in reversed(list(tree.children(node))))
-    return views
-
-
-def _cache(storage: StorageManager, cache: KVCache) -> CacheView:
-    return CacheView(
-        request_id=cache.request_id,
-        status=cache.status,
-        priority=cache.priority,
-        lengths=(cache.history, cache.num_blocks, cache.num_committed, cache.num_claimed),
-        index_slot=cache.index_slot,
-        reserved_tokens=cache.reserved_tokens,
-        pages=tuple(
-            tuple(None if page == NONE else _view(storage, page) for page in group_pages) for group_pages in cache.pages
-        ),
-    )

@@ -4,6 +4,7 @@ Opens, grows, reverts and closes caches as whole requests. Knows no transaction 
 wording; capacity questions are answered before anything changes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manager.cache_request import CacheRequest
@@ -64,6 +65,30 @@ class RequestCaches:
             raise LogicError(msg)
         return cache
 
+    def active(self, request: CacheRequest) -> KVCache:
+        """The request's cache.
+
+        Raises:
+            LogicError: it has none, or it is suspended.
+        """
+        cache = self.get(request.request_id)
+        if cache.is_suspended:
+            msg = f"{request.request_id} is suspended"
+            raise LogicError(msg)
+        return cache
+
+    def reservation(self, request_id: RequestId) -> KVCache:
+        """The request's cache.
+
+        Raises:
+            LogicError: it has none, or does not wait for a transfer.
+        """
+        cache = self.get(request_id)
+        if not cache.is_reservation:
+            msg = f"{request_id} is no reservation"
+            raise LogicError(msg)
+        return cache
+
     def open(self, request: CacheRequest, max_blocks: int) -> tuple[KVCache, list[int]]:
         """Make a cache: an index slot, and the longest cached prefix of at most `max_blocks` blocks.
 
@@ -79,16 +104,60 @@ class RequestCaches:
         self._journal.push((self._remove, (request.request_id,)))
         return cache, costs
 
-    def shortage(self, num_blocks: int, total_blocks: int) -> Shortage | None:
-        """Whether `num_blocks` more, `total_blocks` in all, would not fit, and where."""
+    def shortage(self, cache: KVCache, num_blocks: int) -> Shortage | None:
+        """Whether bringing the cache to the device and `num_blocks` more would not fit, and where."""
+        total, below = cache.num_blocks + num_blocks, cache.pages_below() if cache.is_suspended else None
         for pool, groups in enumerate(self._groups_per_pool):
             slots = self._storage.slots[pool].num_slots
-            if total_blocks * groups > slots:
-                return Shortage(pool, total_blocks * groups, slots, is_final=True)
+            if total * groups > slots:
+                return Shortage(pool, total * groups, slots, is_final=True)
+            needed = num_blocks * groups + (below[pool] if below else 0)
             available = self._storage.available(pool)
-            if num_blocks * groups > available:
-                return Shortage(pool, num_blocks * groups, available, is_final=False)
+            if needed > available:
+                return Shortage(pool, needed, available, is_final=False)
         return None
+
+    def over_watermark(self, cache: KVCache, num_blocks: int, watermark: float) -> Shortage | None:
+        """Whether resuming would leave more of the device in use than `watermark`; never while nothing runs."""
+        if not cache.is_suspended or all(other.is_suspended for other in self.by_request.values()):
+            return None
+        below = cache.pages_below()
+        for pool, groups in enumerate(self._groups_per_pool):
+            needed = num_blocks * groups + below[pool]
+            slots = self._storage.slots[pool].num_slots
+            allowed = int(slots * watermark) - (slots - self._storage.available(pool))
+            if needed > allowed:
+                return Shortage(pool, needed, max(0, allowed), is_final=False)
+        return None
+
+    def having(self, pages: Sequence[int]) -> list[KVCache]:
+        """Caches with at least one of these pages; slow."""
+        wanted = set(pages)
+        return [cache for cache in self.by_request.values() if any(wanted & set(group) for group in cache.pages)]
+
+    def no_room_below(self, cache: KVCache) -> Shortage | None:
+        """Whether the lower tiers cannot take what a suspension moves, and where."""
+        needed = [0] * len(self._groups_per_pool)
+        for group, pages in enumerate(cache.pages):
+            kept = [page for page in pages[: cache.num_history_blocks] if page != NONE]
+            needed[self._storage.pool_group_of[group]] += self._storage.num_to_move(kept)
+        for pool, pages_needed in enumerate(needed):
+            room = self._storage.moves.lower_room(pool)
+            if pages_needed > room or not self._storage.has_lower_tiers:
+                return Shortage(pool, pages_needed, room, is_final=False)
+        return None
+
+    def suspend(self, cache: KVCache) -> list[int]:
+        """Suspend a cache that `no_room_below` had nothing against; returns the pages moved down."""
+        moved = cache.suspend()
+        self.index_slots.give((cache.index_slot,))
+        self._set_index_slot(cache, NONE)
+        return moved
+
+    def resume(self, cache: KVCache) -> list[int]:
+        """Resume a cache that `shortage` had nothing against; returns device slots taken per pool group."""
+        self._set_index_slot(cache, self.index_slots.take(1)[0])
+        return cache.resume()
 
     def grow(self, cache: KVCache, num_blocks: int) -> list[int]:
         """Add blocks that `shortage` had nothing against; returns new pages per pool group."""
@@ -104,12 +173,15 @@ class RequestCaches:
         """Take the cache back to what it was before this plan."""
         renamed = cache.ungrow(before.num_blocks)
         if before.is_new:
-            cache.unclaim()
+            renamed += cache.unclaim()
             self._forget(cache)
+        elif before.is_resumed:
+            renamed += cache.unresume()
+            self.index_slots.give((cache.index_slot,))
+            self._set_index_slot(cache, NONE)
         for page in renamed:
-            if not any(other.rename(page) for other in self.by_request.values()):
-                msg = f"page {page} was moved aside but belongs to no cache"
-                raise LogicError(msg)
+            for other in self.by_request.values():
+                other.rename(page)
 
     @property
     def num_reserved_pages(self) -> int:
@@ -122,6 +194,13 @@ class RequestCaches:
         self._journal.push((self.by_request.__setitem__, (cache.request_id, cache)))
         if cache.index_slot != NONE:
             self.index_slots.give((cache.index_slot,))
+
+    def _set_index_slot(self, cache: KVCache, index_slot: int) -> None:
+        self._journal.push((self._put_index_slot, (cache, cache.index_slot)))
+        cache.index_slot = index_slot
+
+    def _put_index_slot(self, cache: KVCache, index_slot: int) -> None:
+        cache.index_slot = index_slot
 
     def _remove(self, request_id: RequestId) -> None:
         del self.by_request[request_id]

@@ -4,6 +4,7 @@
     ├── CapacityError            expected; becomes a `Refusal` on the scheduling path
     │   ├── OutOfPagesError
     │   └── OutOfIndexSlotsError
+    ├── CopyFailedError          a copy to a lower tier failed; its transaction was rolled back
     ├── CacheConfigError         sizes that cannot work, found at start-up
     └── LogicError               a bug of ours; never caught below the process boundary
         └── CorruptedError       `audit()` found state that contradicts itself
@@ -26,6 +27,19 @@ class OutOfPagesError(CapacityError):
 
 class OutOfIndexSlotsError(CapacityError):
     """Every index slot is taken."""
+
+
+class CopyFailedError(ManagerError):
+    """A copy out failed at stage: the transaction was rolled back, later ones plan without that tier.
+
+    Attributes:
+        target_store: the store that could not take its copy.
+    """
+
+    def __init__(self, target_store: int, cause: OSError) -> None:
+        """Name the store and the system's error."""
+        super().__init__(f"copy into store {target_store} failed: {cause}")
+        self.target_store = target_store
 
 
 class CacheConfigError(ManagerError, ValueError):

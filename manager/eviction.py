@@ -20,8 +20,10 @@ from collections.abc import Iterator, Sequence
 from manager.errors import OutOfPagesError
 from manager.page import NONE, PageState, PageTable
 from manager.storage.journal import Journal
+from manager.storage.slots import SlotAllocator
 
 _COMMITTED = int(PageState.COMMITTED)
+_FREE = int(PageState.FREE)
 _COMPACT_SLACK = 1024
 
 
@@ -76,11 +78,10 @@ class EvictionController:
         """
         numbers, positions = self._pages.lane, self._pages.position
         old = [(page, numbers[page], positions[page]) for page in pages]
-        target = self._lane(priority)
         for page, number, _ in old:
-            lane = target
-            if number not in (target.number, NONE) and self._registry[number].priority > priority:
-                lane = self._registry[number]
+            # The old lane may be another store's: the page has moved since.
+            kept = priority if number == NONE else max(priority, self._registry[number].priority)
+            lane = self._by_priority.get(kept) or self._lane(kept)
             numbers[page] = lane.number
             positions[page] = lane.base + len(lane.log)
             lane.log.append(page)
@@ -136,6 +137,10 @@ class EvictionController:
             for position in range(lane.cursor, lane.base + len(lane.log)):
                 if self._is_valid(lane, position):
                     yield lane.log[position - lane.base]
+
+    def priority_of(self, page: int) -> int:
+        """The highest priority at which the page was ever released."""
+        return self._registry[self._pages.lane[page]].priority
 
     def priorities(self) -> Iterator[tuple[int, list[int]]]:
         """Cached pages per priority, in order; for snapshots."""
@@ -201,3 +206,123 @@ class EvictionController:
 
     def _put_cursor(self, lane: Lane, cursor: int) -> None:
         lane.cursor = cursor
+
+
+class PlannedEvictions:
+    """Pages that the open transaction takes out of their stores, and what became of their slots.
+
+    Until publish a victim is LEAVING and keeps its record and place. It is dropped then, or, with a
+    destination, becomes a cached page of a lower tier.
+    """
+
+    __slots__ = ("_controllers", "_granted_on", "_journal", "_pages", "_slots", "destinations", "evicted")
+
+    def __init__(
+        self,
+        pages: PageTable,
+        slots: Sequence[SlotAllocator],
+        controllers: Sequence[EvictionController],
+        journal: Journal,
+    ) -> None:
+        """Nothing is planned; `slots` and `controllers` by store."""
+        self._pages = pages
+        self._slots = slots
+        self._controllers = controllers
+        self._journal = journal
+        self.evicted: list[list[int]] = [[] for _ in slots]
+        self.destinations: dict[int, tuple[int, int]] = {}
+        # Device slots that were taken from victims, and the page that has each now.
+        self._granted_on: list[dict[int, int]] = [{} for _ in slots]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no page is leaving."""
+        return not any(self.evicted)
+
+    def evict(self, store: int, count: int) -> list[int]:
+        """Choose victims; they are LEAVING from now on.
+
+        Raises:
+            OutOfPagesError: fewer are cached; nothing changed.
+        """
+        victims = self._controllers[store].pop(count)
+        self._pages.set_state(victims, PageState.LEAVING)
+        self.evicted[store].extend(victims)
+        self._journal.push((self._unevict, (store, len(victims))))
+        return victims
+
+    def send(self, page: int, store: int, slot: int) -> None:
+        """A victim goes to a lower tier instead of being dropped."""
+        self.destinations[page] = (store, slot)
+        self._journal.push((self._unsend, (page,)))
+
+    def note_taken(self, store: int, slots: Sequence[int], pages: Sequence[int], *, num_evicted: int) -> None:
+        """`pages` took `slots`, the last `num_evicted` of them from victims."""
+        granted_on = self._granted_on[store]
+        fresh = len(slots) - num_evicted
+        for place, (slot, page) in enumerate(zip(slots, pages, strict=True)):
+            if place >= fresh or slot in granted_on:
+                self._grant_on(store, slot, page)
+
+    def give_back(self, store: int, slots: Sequence[int]) -> list[int]:
+        """Return slots taken in this plan as if they never had been: the last victims come back.
+
+        Returns:
+            Pages whose slot has changed, because theirs belongs to a victim that came back.
+        """
+        returned, moved = list(slots), []
+        while returned and self.evicted[store]:
+            owner = self._restore_last(store, returned)
+            if owner != NONE:
+                moved.append(owner)
+        self._slots[store].give(returned[::-1])
+        return moved
+
+    def clear(self) -> None:
+        """The transaction is over."""
+        for evicted, granted_on in zip(self.evicted, self._granted_on, strict=True):
+            evicted.clear()
+            granted_on.clear()
+        self.destinations.clear()
+
+    def _restore_last(self, store: int, returned: list[int]) -> int:
+        """Bring the last victim back for one of the `returned` slots; returns the page moved aside, or NONE."""
+        victim = self.evicted[store].pop()
+        self._journal.push((self.evicted[store].append, (victim,)))
+        home, moved = self._pages.slot[victim], NONE
+        if home in returned:
+            returned.remove(home)
+        else:
+            owner, slot = self._granted_on[store][home], returned.pop()
+            state, place = self._pages.state[owner], (self._pages.store[owner], self._pages.slot[owner])
+            if state != _FREE and place == (store, home):
+                self._pages.set_place(owner, store, slot)
+                self._grant_on(store, slot, owner)
+                moved = owner
+            else:  # freed again within this plan
+                self._slots[store].take_exactly(home)
+                self._slots[store].give((slot,))
+        if victim in self.destinations:
+            target_store, target_slot = self.destinations.pop(victim)
+            self._journal.push((self.destinations.__setitem__, (victim, (target_store, target_slot))))
+            self._slots[target_store].give((target_slot,))
+        self._pages.set_state((victim,), PageState.COMMITTED)
+        self._controllers[store].put_back(victim)
+        return moved
+
+    def _grant_on(self, store: int, slot: int, page: int) -> None:
+        granted_on = self._granted_on[store]
+        self._journal.push((self._ungrant_on, (store, slot, granted_on.get(slot))))
+        granted_on[slot] = page
+
+    def _ungrant_on(self, store: int, slot: int, old: int | None) -> None:
+        if old is None:
+            del self._granted_on[store][slot]
+        else:
+            self._granted_on[store][slot] = old
+
+    def _unevict(self, store: int, count: int) -> None:
+        del self.evicted[store][-count:]
+
+    def _unsend(self, page: int) -> None:
+        del self.destinations[page]

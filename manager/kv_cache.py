@@ -14,19 +14,23 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from manager.block_tables import BlockTables
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.ids import BlockOrdinal, LayerGroupId, RequestId, SlotId
 from manager.page import NONE, PageState
 from manager.page_location import PageLocation
+from manager.prefix_match import find_prefix
 from manager.radix_tree import BlockDigests
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 
 _COMMITTED = int(PageState.COMMITTED)
-_FIRST_BLOCKS = 16
-_HASHED_AHEAD = 64
-"""Blocks hashed at a time while looking for a prefix: an uncached long prompt is not hashed to its end."""
+
+
+def _present(pages: Sequence[int]) -> list[int]:
+    """Without those that left the window."""
+    return [page for page in pages if page != NONE]
 
 
 class CacheStatus(StrEnum):
@@ -60,7 +64,6 @@ class KVCache:
         "_leaf",
         "_storage",
         "_tables",
-        "_views",
         "digests",
         "history",
         "index_slot",
@@ -98,9 +101,7 @@ class KVCache:
         self.reserved_tokens = 0
         self.pages: list[list[int]] = [[] for _ in geometry.layer_groups]
         self._leaf = NONE
-        self._tables: list[npt.NDArray[np.int32]] = []
-        self._views: list[npt.NDArray[np.int32]] = []
-        self._make_tables(_FIRST_BLOCKS)
+        self._tables = BlockTables(len(geometry.layer_groups), storage.pages, journal)
 
     @property
     def capacity(self) -> int:
@@ -109,7 +110,7 @@ class KVCache:
 
     def block_table(self, group: int) -> npt.NDArray[np.int32]:
         """[num_blocks] device slots, read-only; a view of the buffer."""
-        return self._views[group][: self.num_blocks]
+        return self._tables.view(group, self.num_blocks)
 
     # -- plan --------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class KVCache:
             Per pool group, the pages that were cached until now.
         """
         costs = [0] * self._storage.num_pool_groups
-        nodes = self._find(token_ids, max_blocks)
+        nodes = find_prefix(self._storage, self.digests, token_ids, max_blocks)
         if not nodes:
             return costs
         for group, pages in enumerate(self.pages):
@@ -147,27 +148,71 @@ class KVCache:
     def ungrow(self, num_blocks: int) -> list[int]:
         """Undo growth of this plan back to `num_blocks`; returns renamed pages (`StorageManager.untake`)."""
         renamed = []
-        for group, pages in enumerate(self.pages):
-            dropped = pages[num_blocks:]
+        for group, dropped in enumerate(self._cut(num_blocks)):
             if dropped:
                 renamed += self._storage.untake(group, dropped)
-                del pages[num_blocks:]
-                self._journal.push((pages.extend, (dropped,)))
-        self._set_num_blocks(num_blocks)
         return renamed
 
-    def unclaim(self) -> None:
-        """Undo the claim of a cache made in this plan."""
+    def unclaim(self) -> list[int]:
+        """Undo the claim of a cache made in this plan; returns renamed pages."""
+        renamed = []
         for group, pages in enumerate(self.pages):
-            self._storage.unclaim(group, [page for page in pages[: self.num_claimed] if page != NONE])
+            renamed += self._storage.unclaim(group, _present(pages[: self.num_claimed]))
+        return renamed
 
-    def rename(self, page: int) -> bool:
-        """`page` has another slot now: correct the table if it is ours; returns whether it was."""
+    @property
+    def num_history_blocks(self) -> int:
+        """Blocks that hold computed positions."""
+        return -(-self.history // self._geometry.tokens_per_block)
+
+    def suspend(self) -> list[int]:
+        """ACTIVE -> SUSPENDED: places without data are freed, what no active cache needs moves down.
+
+        Returns:
+            The pages moved. The caller has checked that there is room, and takes the index slot.
+        """
+        for dropped in self._cut(self.num_history_blocks):
+            self._storage.release(_present(dropped)[::-1], self.priority)
+        moved = []
+        for pages in self.pages:
+            moved += self._storage.hold(_present(pages))
+        self._set_status(CacheStatus.SUSPENDED)
+        return moved
+
+    def resume(self) -> list[int]:
+        """SUSPENDED -> ACTIVE: every page comes to the device; returns device slots taken per pool group."""
+        costs = [0] * self._storage.num_pool_groups
+        for group, pages in enumerate(self.pages):
+            present = _present(pages)
+            self._storage.unhold(present)
+            costs[self._storage.pool_group_of[group]] += self._storage.bring_up(group, present)
+        self._set_status(CacheStatus.ACTIVE)
+        self._tables.keep(0, self.num_blocks)
+        self._write_tables(0)
+        return costs
+
+    def unresume(self) -> list[int]:
+        """Undo `resume` in the same plan; returns renamed pages."""
+        renamed = []
+        for group, pages in enumerate(self.pages):
+            present = _present(pages)
+            self._storage.add_holds(present)
+            renamed += self._storage.take_down(group, present)
+        self._set_status(CacheStatus.SUSPENDED)
+        return renamed
+
+    def pages_below(self) -> list[int]:
+        """Per pool group, pages that a resume would bring to the device."""
+        costs = [0] * self._storage.num_pool_groups
+        for group, pages in enumerate(self.pages):
+            costs[self._storage.pool_group_of[group]] += self._storage.num_below(_present(pages))
+        return costs
+
+    def rename(self, page: int) -> None:
+        """`page` has another slot now: correct the table if it is ours."""
         group = self._storage.pages.group[page]
-        if page not in self.pages[group]:
-            return False
-        self._write_entry(group, self.pages[group].index(page))
-        return True
+        if not self.is_suspended and page in self.pages[group]:
+            self._tables.write_entry(group, self.pages[group].index(page), page)
 
     # -- complete ----------------------------------------------------------------------------------
 
@@ -208,6 +253,11 @@ class KVCache:
         self.reserved_tokens = num_tokens
 
     @property
+    def is_suspended(self) -> bool:
+        """Whether it cannot run before a resume."""
+        return self.status is CacheStatus.SUSPENDED
+
+    @property
     def is_reservation(self) -> bool:
         """Whether it waits for a transfer."""
         return self.reserved_tokens > 0
@@ -220,8 +270,11 @@ class KVCache:
 
     def release(self) -> None:
         """Let every page go, deepest block first, so that no block outlives its parent in the cache."""
-        for group, pages in enumerate(self.pages):
-            self._storage.release(group, [page for page in reversed(pages) if page != NONE], self.priority)
+        for pages in self.pages:
+            present = _present(pages)
+            if self.is_suspended:
+                self._storage.unhold(present)
+            self._storage.release(present[::-1], self.priority)
 
     def locate(self, first: int, last: int) -> tuple[PageLocation, ...]:
         """Pages of blocks [first, last), by block then layer group; pages that left the window are skipped."""
@@ -240,32 +293,6 @@ class KVCache:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _find(self, token_ids: Sequence[int], max_blocks: int) -> list[int]:
-        tree, digests = self._storage.tree, self.digests
-        nodes: list[int] = []
-        while len(nodes) < max_blocks:
-            first = len(nodes)
-            last = min(max_blocks, first + _HASHED_AHEAD)
-            digests.extend(token_ids, last)
-            found = tree.find(digests, first, last)
-            nodes += found[: self._num_usable(found)]
-            if len(nodes) < last:
-                break
-        return nodes
-
-    def _num_usable(self, nodes: Sequence[int]) -> int:
-        """How many leading nodes have a page in every layer group that is not about to be dropped."""
-        storage = self._storage
-        usable = len(nodes)
-        state, leaving = storage.pages.state, storage.num_leaving
-        for column in storage.tree.pages:
-            for place, node in enumerate(nodes[:usable]):
-                page = column[node]
-                if page == NONE or (leaving and state[page] != _COMMITTED):
-                    usable = place
-                    break
-        return usable
-
     def _commit(self, full: int) -> None:
         tree, digests = self._storage.tree, self.digests
         leaf = self._leaf if self._leaf != NONE else tree.root(digests)
@@ -276,31 +303,42 @@ class KVCache:
                 node = tree.insert(leaf, digests, block)
             elif not tree.matches(node, leaf, digests, block):
                 break  # A digest that means two things: the rest of this cache stays private.
-            for group, pages in enumerate(self.pages):
-                if pages[block] != NONE:
-                    self._commit_page(group, node, block)
+            if not all(self._can_commit(group, node, block) for group in range(len(self.pages))):
+                break
+            for group in range(len(self.pages)):
+                self._commit_page(group, node, block)
             leaf = node
             block += 1
         tree.prune(leaf)
         if block > self.num_committed:
             self._set_lengths(self.history, block, leaf)
 
+    def _can_commit(self, group: int, node: int, block: int) -> bool:
+        """Not where a lease needs our page and the tree's is in a lower tier: the block stays private until later."""
+        ours, present = self.pages[group][block], self._storage.tree.pages[group][node]
+        return NONE in (ours, present) or self._storage.can_take_over(present, ours)
+
     def _commit_page(self, group: int, node: int, block: int) -> None:
         """Commit our page, or, where the tree has one of the same content, use that and free ours.
 
         One copy per content keeps parents locked as long as their children are, and costs no copy: by
-        E1 both pages hold the same bits.
+        E1 both pages hold the same bits. Where the tree's is in a lower tier it takes over our slot.
         """
         storage, pages = self._storage, self.pages[group]
         ours, present = pages[block], storage.tree.pages[group][node]
+        if ours == NONE:
+            return
         if present == NONE:
             storage.commit_page(group, node, ours)
             return
-        storage.claim(group, (present,))
+        if storage.num_below((present,)):
+            storage.take_over(group, present, ours)
+        else:
+            storage.claim(group, (present,))
+            storage.release((ours,), self.priority)
         pages[block] = present
         self._journal.push((pages.__setitem__, (block, ours)))
-        self._write_entry(group, block)
-        storage.release(group, (ours,), self.priority)
+        self._tables.write_entry(group, block, present)
 
     def _set_lengths(self, history: int, num_committed: int, leaf: int) -> None:
         self._journal.push((self._put_lengths, (self.history, self.num_committed, self._leaf)))
@@ -315,6 +353,29 @@ class KVCache:
         self._journal.push((self._put_num_blocks, (self.num_blocks,)))
         self.num_blocks = num_blocks
 
+    def _write_tables(self, first: int) -> None:
+        for group, pages in enumerate(self.pages):
+            self._tables.write(group, first, pages[first:])
+
+    def _set_status(self, status: CacheStatus) -> None:
+        self._journal.push((self._put_status, (self.status,)))
+        self.status = status
+
+    def _put_status(self, status: CacheStatus) -> None:
+        self.status = status
+
+    def _cut(self, num_blocks: int) -> list[list[int]]:
+        """Shorten the chain to `num_blocks`; returns per layer group the pages cut off."""
+        self._tables.keep(num_blocks, self.num_blocks)
+        cut = []
+        for pages in self.pages:
+            dropped = pages[num_blocks:]
+            del pages[num_blocks:]
+            self._journal.push((pages.extend, (dropped,)))
+            cut.append(dropped)
+        self._set_num_blocks(num_blocks)
+        return cut
+
     def _put_num_blocks(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 
@@ -323,32 +384,3 @@ class KVCache:
 
     def _trim(self, group: int, count: int) -> None:
         del self.pages[group][count:]
-
-    # -- block tables: entries beyond num_blocks mean nothing, so growth needs no inverse ---------------
-
-    def _make_tables(self, num_blocks: int) -> None:
-        old = self._tables
-        self._tables = [np.full(num_blocks, NONE, np.int32) for _ in self.pages]
-        for table, before in zip(self._tables, old, strict=False):
-            table[: len(before)] = before
-        self._views = []
-        for table in self._tables:
-            view = table.view()
-            view.flags.writeable = False
-            self._views.append(view)
-
-    def _write_tables(self, first: int) -> None:
-        """Fill in the slots of blocks [first, num_blocks)."""
-        if self.num_blocks > len(self._tables[0]):
-            self._make_tables(max(self.num_blocks, 2 * len(self._tables[0])))
-        slot = self._storage.pages.slot
-        for table, pages in zip(self._tables, self.pages, strict=True):
-            table[first : self.num_blocks] = [slot[page] for page in pages[first:]]
-
-    def _write_entry(self, group: int, block: int) -> None:
-        table, page = self._tables[group], self.pages[group][block]
-        self._journal.push((self._put_entry, (group, block, int(table[block]))))
-        table[block] = NONE if page == NONE else self._storage.pages.slot[page]
-
-    def _put_entry(self, group: int, block: int, slot: int) -> None:
-        self._tables[group][block] = slot

@@ -14,30 +14,32 @@ import numpy as np
 import numpy.typing as npt
 
 from configs import KVCacheConfig
-from manager.audit import ManagerParts, ManagerSnapshot, audit, take_snapshot
+from manager.audit import audit
 from manager.cache_request import CacheRequest
 from manager.cache_set import RequestCaches
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
-from manager.grants import Grant, PageCost, Refusal, RefusalReason
+from manager.grants import Grant, Refusal
 from manager.ids import (
     Epoch,
     IndexSlot,
     LayerGroupId,
     LeaseId,
-    PoolGroupId,
     RequestId,
     Tier,
-    TierLevel,
 )
 from manager.interface import Availability, ManagerStats, PageCounts
-from manager.kv_cache import CacheStatus, KVCache
+from manager.kv_cache import CacheStatus
 from manager.lease import HeldPages, LeaseTable, QuarantineTable
 from manager.page import NONE, PageState
 from manager.page_location import PageLease, PageLocation
+from manager.planning import Planner
+from manager.pools.base import CopyEngine
+from manager.snapshot import ManagerParts, ManagerSnapshot, take_snapshot
+from manager.storage.copies import NoCopies
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
-from manager.transaction import Before, CacheTransaction, TransactionDesk, TransactionKind, inside
+from manager.transaction import CacheTransaction, TransactionDesk, TransactionKind, inside
 
 _in_plan = inside(TransactionKind.PLAN)
 _in_complete = inside(TransactionKind.COMPLETE)
@@ -52,8 +54,14 @@ class KVCacheManagerV2:
         journal: undo log of the open transaction.
     """
 
-    def __init__(self, geometry: CacheGeometry, config: KVCacheConfig, epoch: Epoch = Epoch(1)) -> None:  # noqa: B008 - a NewType of int
-        """Every page is free."""
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        config: KVCacheConfig,
+        epoch: Epoch = Epoch(1),  # noqa: B008 - a NewType of int
+        engine: CopyEngine | None = None,
+    ) -> None:
+        """Every page is free. `engine` copies between the pools of all tiers; without it only the bookkeeping moves."""
         self.geometry = geometry
         self.epoch = epoch
         self.journal = Journal()
@@ -64,7 +72,11 @@ class KVCacheManagerV2:
         )
         self._leases = LeaseTable(self.journal)
         self._quarantine = QuarantineTable(self.journal)
-        self._desk = TransactionDesk(self.journal, self._storage)
+        self._engine = engine or NoCopies()
+        self._desk = TransactionDesk(self.journal, self._storage, self._engine)
+        self._planner = Planner(
+            geometry, self._storage, self._caches, self._desk, self.journal, watermark=config.resume_watermark
+        )
 
     @property
     def max_request_tokens(self) -> int:
@@ -85,85 +97,80 @@ class KVCacheManagerV2:
         """The open transaction. Raises LogicError when it is of another kind, or none is open."""
         return self._desk.require(kind)
 
+    def finish_fills(self) -> tuple[RequestId, ...]:
+        """Wait for the copies that the last plan started; call it before its step.
+
+        Returns:
+            Requests one of whose pages did not arrive: their caches are gone, the rest of their committed
+            blocks stays cached, and they start again with `prepare_context`.
+        """
+        failed = self._engine.wait()
+        if not failed:
+            return ()
+        complete = self.begin_complete()
+        lost = [self._storage.lose(copy.target_store, copy.target_slot) for copy in failed]
+        pages = [page for page in lost if page is not None]
+        victims = self._caches.having(pages)
+        for cache in victims:
+            self._caches.close(cache)
+        self._storage.release(pages, 0)
+        complete.commit()
+        return tuple(cache.request_id for cache in victims)
+
+    def close(self) -> None:
+        """Stop copying; may be called twice."""
+        self._engine.close()
+
     # -- plan --------------------------------------------------------------------------------------
 
     @_in_plan
     def prepare_context(self, request: CacheRequest) -> Grant | Refusal:
         """See `KVCacheManager.prepare_context`."""
-        cache = self._caches.by_request.get(request.request_id)
-        if cache is not None:
-            return self._grant(cache)
-        if not self._caches.index_slots.free:
-            return self._no_index_slot(request)
-        queried = len(request.token_ids)
-        cache, costs = self._open_cache(request, (queried - 1) // self.geometry.tokens_per_block, queried)
-        return self._grant(cache, costs, reused_tokens=cache.history, index_slots=1)
+        return self._planner.prepare(request)
 
     @_in_plan
     def resize_context(self, request: CacheRequest, num_tokens: int) -> Grant | Refusal:
         """See `KVCacheManager.resize_context`."""
-        cache = self._active(request)
-        return self._grow(cache, cache.history + num_tokens)
+        cache = self._caches.active(request)
+        return self._planner.grow(cache, cache.history + num_tokens)
 
     @_in_plan
     def try_allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
         """See `KVCacheManager.try_allocate_generation`."""
-        return self._grow(self._active(request), len(request.token_ids) + request.num_draft_tokens)
+        cache = self._caches.get(request.request_id)
+        return self._planner.grow(cache, len(request.token_ids) + request.num_draft_tokens)
 
     @_in_plan
     def suspend_request(self, request: CacheRequest) -> Grant | Refusal:
-        """See `KVCacheManager.suspend_request`. Without a lower tier every suspension is refused."""
-        cache = self._active(request)
-        needed = sum(page != NONE for page in cache.pages[0])
-        return Refusal(request.request_id, RefusalReason.LOWER_TIERS_FULL, needed, 0, PoolGroupId(0))
+        """See `KVCacheManager.suspend_request`."""
+        return self._planner.suspend(request)
 
     @_in_plan
     def pause_for_recompute(self, request: CacheRequest) -> Grant:
         """See `KVCacheManager.pause_for_recompute`."""
-        cache = self._caches.get(request.request_id)
-        if cache.is_reservation:
-            msg = f"{request.request_id} is a reservation: quarantine or free it"
-            raise LogicError(msg)
-        self.require(TransactionKind.PLAN).note_stop(request.request_id)
-        self._caches.close(cache)
-        return Grant(request.request_id)
+        return self._planner.pause(request)
 
     @_in_plan
     def prepare_disagg_gen_init(self, request: CacheRequest) -> Grant | Refusal:
         """See `KVCacheManager.prepare_disagg_gen_init`."""
-        if request.request_id in self._caches.by_request:
-            msg = f"{request.request_id} has a cache already"
-            raise LogicError(msg)
-        mark, size = len(self.journal), self.geometry.tokens_per_block
-        num_tokens = request.prompt_length + 1 + request.num_draft_tokens
-        if not self._caches.index_slots.free:
-            return self._no_index_slot(request)
-        cache, costs = self._open_cache(request, request.prompt_length // size, request.prompt_length)
-        cache.reserve(request.prompt_length)
-        grown = self._grow(cache, num_tokens)
-        if isinstance(grown, Refusal):
-            self.journal.undo_to(mark)
-            return grown
-        for cost in grown.pages:
-            costs[cost.pool_group] += cost.pages
-        return self._grant(cache, costs, tokens=grown.tokens, reused_tokens=cache.history, index_slots=1)
+        return self._planner.reserve(request)
 
     @_in_plan
     def revert_allocate_context(self, request: CacheRequest) -> None:
         """See `KVCacheManager.revert_allocate_context`."""
-        self._revert(request.request_id)
+        self._planner.revert(request.request_id)
 
     @_in_plan
     def revert_allocate_generation(self, request: CacheRequest) -> None:
         """See `KVCacheManager.revert_allocate_generation`."""
-        self._revert(request.request_id)
+        self._planner.revert(request.request_id)
 
     # -- complete ----------------------------------------------------------------------------------
 
     @_in_complete
     def advance(self, request: CacheRequest, num_tokens: int) -> None:
         """See `KVCacheManager.advance`. Raises LogicError beyond capacity or the known tokens."""
-        cache = self._active(request)
+        cache = self._caches.active(request)
         if num_tokens < 0 or cache.is_reservation:
             msg = f"{request.request_id}: cannot advance by {num_tokens}, reservation={cache.is_reservation}"
             raise LogicError(msg)
@@ -173,12 +180,12 @@ class KVCacheManagerV2:
     @_in_complete
     def rewind(self, request: CacheRequest, num_tokens: int) -> None:
         """See `KVCacheManager.rewind`. Raises LogicError for committed positions."""
-        self._active(request).rewind(num_tokens)
+        self._caches.active(request).rewind(num_tokens)
 
     @_in_complete
     def activate_disagg_gen(self, request: CacheRequest) -> None:
         """See `KVCacheManager.activate_disagg_gen`."""
-        cache = self._reservation(request.request_id)
+        cache = self._caches.reservation(request.request_id)
         num_tokens = cache.reserved_tokens
         cache.reserve(0)
         cache.advance(request.token_ids, num_tokens, reuse=self._config.enable_block_reuse)
@@ -186,7 +193,7 @@ class KVCacheManagerV2:
     @_in_complete
     def grant_lease(self, request: CacheRequest) -> PageLease:
         """See `KVCacheManager.grant_lease`."""
-        cache = self._active(request)
+        cache = self._caches.active(request)
         blocks = self.geometry.num_blocks(cache.history)
         pages = tuple(tuple(page for page in group[:blocks] if page != NONE) for group in cache.pages)
         for group, group_pages in enumerate(pages):
@@ -199,13 +206,13 @@ class KVCacheManagerV2:
     def end_lease(self, lease_id: LeaseId) -> None:
         """See `KVCacheManager.end_lease`."""
         held = self._leases.remove(lease_id)
-        for group, pages in enumerate(held.pages):
-            self._storage.release(group, pages[::-1], held.priority)
+        for pages in held.pages:
+            self._storage.release(pages[::-1], held.priority)
 
     @_in_complete
     def quarantine(self, request: CacheRequest) -> None:
         """See `KVCacheManager.quarantine`."""
-        cache = self._reservation(request.request_id)
+        cache = self._caches.reservation(request.request_id)
         first, last = cache.filling_blocks
         held = tuple(tuple(page for page in group[first:last] if page != NONE) for group in cache.pages)
         # Quarantined before the locks go: releasing an unlocked private page would free its slot.
@@ -217,9 +224,9 @@ class KVCacheManagerV2:
     @_in_complete
     def release_quarantine(self, request_id: RequestId) -> None:
         """See `KVCacheManager.release_quarantine`. Raises LogicError when nothing is quarantined."""
-        for group, pages in enumerate(self._quarantine.remove(request_id).pages):
+        for pages in self._quarantine.remove(request_id).pages:
             if pages:
-                self._storage.free(self._storage.pool_group_of[group], pages[::-1])
+                self._storage.free(pages[::-1])
 
     @_in_complete
     def free_resources(self, request: CacheRequest) -> None:
@@ -270,7 +277,7 @@ class KVCacheManagerV2:
 
     def pages_to_fill(self, request_id: RequestId) -> Sequence[PageLocation]:
         """See `KVCacheManager.pages_to_fill`."""
-        cache = self._reservation(request_id)
+        cache = self._caches.reservation(request_id)
         return cache.locate(*cache.filling_blocks)
 
     def stats(self) -> ManagerStats:
@@ -304,71 +311,6 @@ class KVCacheManagerV2:
             self._leases,
             self._quarantine,
             self._desk.counts,
-        )
-
-    def _active(self, request: CacheRequest) -> KVCache:
-        cache = self._caches.get(request.request_id)
-        if cache.status is not CacheStatus.ACTIVE:
-            msg = f"{request.request_id} is {cache.status}"
-            raise LogicError(msg)
-        return cache
-
-    def _reservation(self, request_id: RequestId) -> KVCache:
-        cache = self._caches.get(request_id)
-        if not cache.is_reservation:
-            msg = f"{request_id} is no reservation"
-            raise LogicError(msg)
-        return cache
-
-    def _open_cache(self, request: CacheRequest, max_blocks: int, queried: int) -> tuple[KVCache, list[int]]:
-        cache, costs = self._caches.open(request, max_blocks)
-        before = Before(cache.num_blocks, is_new=True, queried_tokens=queried, hit_tokens=cache.history)
-        self.require(TransactionKind.PLAN).note_grant(request.request_id, before)
-        return cache, costs
-
-    def _grow(self, cache: KVCache, num_tokens: int) -> Grant | Refusal:
-        total = self.geometry.num_blocks(num_tokens)
-        missing = total - cache.num_blocks
-        if missing <= 0:
-            return self._grant(cache)
-        short = self._caches.shortage(missing, total)
-        if short is not None:
-            reason = RefusalReason.NEVER_FITS if short.is_final else RefusalReason.OUT_OF_PAGES
-            return Refusal(cache.request_id, reason, short.needed, short.available, PoolGroupId(short.pool_group))
-        self.require(TransactionKind.PLAN).note_grant(cache.request_id, Before(cache.num_blocks))
-        costs = self._caches.grow(cache, missing)
-        return self._grant(cache, costs, tokens=missing * self.geometry.tokens_per_block)
-
-    def _revert(self, request_id: RequestId) -> None:
-        transaction = self.require(TransactionKind.PLAN)
-        before = transaction.forget_grant(request_id)
-        if before is not None:
-            self._caches.revert(self._caches.get(request_id), before)
-            self._desk.rollbacks += 1
-        elif request_id in transaction.stopped:
-            msg = f"{request_id} was suspended or paused in this plan; its pages may have been granted on"
-            raise LogicError(msg)
-
-    def _no_index_slot(self, request: CacheRequest) -> Refusal:
-        return Refusal(request.request_id, RefusalReason.OUT_OF_INDEX_SLOTS, needed=1, available=0)
-
-    def _grant(
-        self,
-        cache: KVCache,
-        costs: Sequence[int] = (),
-        *,
-        tokens: int = 0,
-        reused_tokens: int = 0,
-        index_slots: int = 0,
-    ) -> Grant:
-        return Grant(
-            cache.request_id,
-            tuple(PageCost(PoolGroupId(pool), TierLevel.DEVICE, cost) for pool, cost in enumerate(costs) if cost),
-            tokens=tokens,
-            reused_tokens=reused_tokens,
-            index_slots=index_slots,
-            history_length=cache.history,
-            capacity=cache.capacity,
         )
 
     def _page_counts(self, place: int) -> PageCounts:

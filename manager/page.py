@@ -119,11 +119,10 @@ class PageTable:
             self._put_state(pages, int(state))
             self._journal.push((self._put_state, (pages, old)))
 
-    def set_slot(self, page: int, slot: int) -> None:
-        """Bind a page to another slot of its store."""
-        old = self.slot[page]
-        self.slot[page] = slot
-        self._journal.push((self.slot.__setitem__, (page, old)))
+    def set_place(self, page: int, store: int, slot: int) -> None:
+        """Bind a page to another slot, of any store."""
+        self._journal.push((self._put_place, (page, self.store[page], self.slot[page])))
+        self._put_place(page, store, slot)
 
     def add_locks(self, pages: Sequence[int]) -> int:
         """Lock pages once more; returns how many had no lock before."""
@@ -185,6 +184,10 @@ class PageTable:
             self.state[page] = state
         if pages:
             del self._limbo[-len(pages) :]
+
+    def _put_place(self, page: int, store: int, slot: int) -> None:
+        self.store[page] = store
+        self.slot[page] = slot
 
     def _put_state(self, pages: Sequence[int], state: int) -> None:
         for page in pages:

@@ -10,8 +10,9 @@ from enum import StrEnum
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from manager.errors import LogicError
+from manager.errors import CopyFailedError, LogicError
 from manager.ids import RequestId
+from manager.pools.base import CopyEngine
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 
@@ -30,12 +31,14 @@ class Before:
     Attributes:
         num_blocks: blocks with a place; for a cache made in this plan, the claimed ones.
         is_new: the cache was made in this plan.
+        is_resumed: the cache was suspended.
         queried_tokens: of its prefix claim in this plan.
         hit_tokens: of its prefix claim in this plan.
     """
 
     num_blocks: int
     is_new: bool = False
+    is_resumed: bool = False
     queried_tokens: int = 0
     hit_tokens: int = 0
 
@@ -179,10 +182,11 @@ class TransactionDesk:
         rollbacks: transactions, savepoints and requests undone so far; not undone itself.
     """
 
-    __slots__ = ("_journal", "_open", "_storage", "counts", "rollbacks")
+    __slots__ = ("_engine", "_journal", "_open", "_storage", "counts", "rollbacks")
 
-    def __init__(self, journal: Journal, storage: StorageManager) -> None:
+    def __init__(self, journal: Journal, storage: StorageManager, engine: CopyEngine) -> None:
         """Nothing is open."""
+        self._engine = engine
         self._journal = journal
         self._storage = storage
         self._open: CacheTransaction | None = None
@@ -207,13 +211,31 @@ class TransactionDesk:
         return transaction
 
     def _publish(self, transaction: CacheTransaction) -> None:
-        self._storage.publish()
+        self._storage.moves.trim()
+        self._stage()
+        fills = self._storage.publish()
         self._storage.forget()
         self._journal.forget()
         self.counts.queried_tokens += transaction.counts.queried_tokens
         self.counts.hit_tokens += transaction.counts.hit_tokens
         self.counts.suspensions += transaction.counts.suspensions
         self._open = None
+        if fills:
+            self._engine.fill(fills)
+
+    def _stage(self) -> None:
+        staged = self._storage.moves.staged()
+        if staged:
+            try:
+                self._engine.stage(staged)
+            except CopyFailedError as error:
+                self._storage.moves.break_tier(error.target_store)
+                raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction is open."""
+        return self._open is not None
 
     def _on_rollback(self, ended: CacheTransaction | None) -> None:
         self.rollbacks += 1

@@ -7,8 +7,9 @@
 
 One sighting proves nothing, since a report may be under way. Nor does any number of them before the
 worker has handled the command that gave (or cancelled) the part: its account says how far it is
-(`commands_seen`). Where it never gets there, `grace_s` bounds the wait: the command was lost. Leases are the worker's own to list or
-not, and end by themselves: one that is not listed is dropped from the ledger in silence.
+(`commands_seen`). Where it never gets there, `grace_s` bounds the wait: the command was lost. Leases are
+the worker's own to list or not, and end by themselves: one that is not listed is dropped from the ledger
+in silence.
 
 Refuses to know how a divergence is repaired.
 """

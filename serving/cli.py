@@ -16,6 +16,7 @@ from serving.ray_environment import set_ray_environment
 from serving.simulation.command import add_options as add_simulate_options
 
 _WATCH_INTERVAL_S = 1.0
+_SIGNAL_EXIT_BASE = 128  # as a shell reports a command that a signal ended
 _DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -91,14 +92,15 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     config = load_deployment(arguments.config, _overrides(arguments))
     model_folder = resolve_model(config.engine.model, arguments.cache_dir, show_progress=True)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
     cluster = Cluster(config, model_folder)
+    # Until the server is ready a signal ends the start at once; `start` stops what it had started.
+    _on_signals(lambda number: sys.exit(_SIGNAL_EXIT_BASE + number))
     try:
         port = cluster.start()
     except StartError as error:
         return _fail(str(error))
+    stopped = threading.Event()
+    _on_signals(lambda _: stopped.set())
     try:
         _print_ready(config, model_folder, port, as_json=arguments.json)
         while not stopped.wait(_WATCH_INTERVAL_S):
@@ -108,6 +110,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     finally:
         cluster.stop()
     return 0
+
+
+def _on_signals(act: Callable[[int], object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda caught, _: act(caught))
 
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:

@@ -19,13 +19,17 @@ import ray
 from configs import DeploymentConfig
 from scheduler.messages import WorkerRegistration
 from scheduler.spec import Term
-from serving.actors import CENTRAL_NAME, ActorPlace, CentralActor, DoorActor, WorkerActor
+from serving.actors.central_actor import CentralActor
+from serving.actors.directory import CENTRAL_NAME, ActorPlace
+from serving.actors.door_actor import DoorActor
+from serving.actors.worker_actor import WorkerActor
 from serving.run_folder import RUN_ID_VARIABLE, RunFolder, sweep
-from serving.workers.assembly import WorkerPlan, worker_names
+from serving.workers.worker_plan import WorkerPlan, worker_names
 
 _log = logging.getLogger("pdserve.cluster")
 _DOOR_NAME = "door-0"
 _PING_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = 10.0
 
 
 class StartError(Exception):
@@ -154,18 +158,24 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything that was started, and remove its files; may be called twice."""
-        if ray.is_initialized():
-            stopping = [actor.stop.remote() for actor in (self._door, *self._workers.values()) if actor is not None]
-            ray.wait(stopping, num_returns=len(stopping), timeout=10) if stopping else None
-            for actor in (self._door, *self._workers.values(), self._central):
-                if actor is not None:
-                    ray.kill(actor, no_restart=True)
-            ray.shutdown()
-        self._door = self._central = None
-        self._workers = {}
-        if self._run is not None:
-            self._run.remove()
-            self._run = None
+        try:
+            if ray.is_initialized():
+                self._stop_actors()
+                ray.shutdown()
+        finally:
+            self._door = self._central = None
+            self._workers = {}
+            if self._run is not None:
+                self._run.remove()
+                self._run = None
+
+    def _stop_actors(self) -> None:
+        actors = [actor for actor in (self._door, *self._workers.values()) if actor is not None]
+        if actors:
+            ray.wait([actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=_STOP_TIMEOUT_S)
+        for actor in (*actors, self._central):
+            if actor is not None:
+                ray.kill(actor, no_restart=True)
 
 
 def _actor(cls: type, name: str, **options: object) -> Any:

@@ -17,9 +17,9 @@ from manager import Epoch, LeaseId, RequestId, WorkerName
 from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.messages import DoorNotice, ReportBatch, SubmitReply, TokenBatch, WorkerHeartbeat
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
-from serving.workers.assembly import WorkerPlan, build_worker, worker_names
-from serving.workers.step_loop import WorkerIdentity
+from serving.workers.assembly import build_worker
 from serving.workers.worker import Worker
+from serving.workers.worker_plan import WorkerIdentity, WorkerPlan, worker_names
 
 _NEVER_SILENT = 1_000_000
 

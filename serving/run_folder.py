@@ -63,9 +63,13 @@ class RunFolder:
             root: where run folders live.
             run_id: a fresh one when empty.
         """
-        run = cls(root / (run_id or uuid.uuid4().hex[:12]), tuple(outside))
+        final = root / (run_id or uuid.uuid4().hex[:12])
+        # Another server's sweep must never see a run that names no supervisor yet.
+        run = cls(final.with_name(f".{final.name}"), tuple(outside))
         run.path.mkdir(parents=True)
         run.record_processes()
+        run.path.rename(final)
+        run.path = final
         return run
 
     @property
@@ -100,6 +104,8 @@ def sweep(*, root: Path = _ROOT) -> list[str]:
     """Clean up after every run under `root` whose supervisor is gone; returns their ids."""
     swept = []
     for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if path.name.startswith("."):
+            continue
         supervisor = _read(path).get("supervisor")
         if supervisor is None or ProcessMark(**supervisor).find() is None:
             _remove_run(path)

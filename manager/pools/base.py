@@ -1,6 +1,7 @@
-"""`SlotPool`: memory of one pool group in one tier, cut into equal slots."""
+"""`SlotPool`: memory of one pool group in one tier, cut into equal slots; `CopyEngine`: moves bytes between them."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,4 +33,33 @@ class SlotPool(Protocol):
 
     def close(self) -> None:
         """Release memory and files; may be called twice."""
+        ...
+
+
+class SlotCopy(NamedTuple):
+    """One slot to another; stores are numbered tier by tier."""
+
+    source_store: int
+    source_slot: int
+    target_store: int
+    target_slot: int
+
+
+class CopyEngine(Protocol):
+    """Moves bytes between slots. Batches run in the order in which they were handed over."""
+
+    def stage(self, copies: Sequence[SlotCopy]) -> None:
+        """Copy and wait. Raises CopyFailedError when any copy failed."""
+        ...
+
+    def fill(self, copies: Sequence[SlotCopy]) -> None:
+        """Start to copy; may return before it is done."""
+        ...
+
+    def wait(self) -> Sequence[SlotCopy]:
+        """Wait for every fill; returns those that failed since the last wait."""
+        ...
+
+    def close(self) -> None:
+        """Stop; may be called twice."""
         ...

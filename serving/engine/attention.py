@@ -6,9 +6,9 @@ and the tiles' results are added first to last. So a decode step, a whole prompt
 any size add the same numbers in the same order. A tile that a query may not see has weights of exactly 0
 and adds exactly 0.
 
-Scores and weights are float32 whatever the format of the pages. Matrix products have a multiple of
-`query_multiple` rows: MKL takes other kernels for 1 to 3 rows (and 5 to 7 with 2 threads), and was measured
-to give equal rows for any number of products in a batch.
+Scores and weights are float32 whatever the format of the pages. Matrix products are batched as a `ProductRule`
+says: MKL (2024.2) takes other kernels for 1 to 3 rows, and for 5 to 7 with 2 threads, but was measured to give equal
+rows at every multiple of 4 and for any number of products in a call.
 
 Legend of shapes:
     I  items: runs of consecutive queries of one sequence, of equal length n
@@ -28,6 +28,19 @@ from serving.engine.paging import TILE_TOKENS, PageLayout
 
 
 @dataclass(frozen=True, slots=True)
+class ProductRule:
+    """How attention's matrix products are batched, as `exactness.py` measured.
+
+    Attributes:
+        row_multiple: query rows of an item are padded to a multiple of this.
+        products_per_call: every call has exactly so many products; None where any number will do.
+    """
+
+    row_multiple: int
+    products_per_call: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionGroup:
     """Items that are computed together; built once per step, used by every layer.
 
@@ -37,7 +50,7 @@ class AttentionGroup:
         layout: of the pool that the pages are in.
         query_rows: [I * n] rows of the step's queries, item by item.
         num_items: I.
-        query_multiple: R is n * G rounded up to a multiple of this.
+        rule: R is n * G rounded up to its multiple.
         item_of_pair: [P].
         pairs_per_tile: for each tile, the number of items that see it; falls, and adds up to P.
         key_units: [P * H * U] unit rows of the keys in layer 0.
@@ -50,7 +63,7 @@ class AttentionGroup:
     layout: PageLayout
     query_rows: torch.Tensor
     num_items: int
-    query_multiple: int
+    rule: ProductRule
     item_of_pair: torch.Tensor
     pairs_per_tile: tuple[int, ...]
     key_units: torch.Tensor
@@ -96,7 +109,7 @@ def attend(queries: torch.Tensor, pool: torch.Tensor, layer: int, group: Attenti
     rows_inhgd = queries[group.query_rows].view(num_items, num_tokens, num_heads, heads_per_kv, head_dim)
     item_rows = num_tokens * heads_per_kv
     q_ihrd = rows_inhgd.transpose(1, 2).reshape(num_items, num_heads, item_rows, head_dim)
-    padding = -item_rows % group.query_multiple
+    padding = -item_rows % group.rule.row_multiple
     if padding:
         q_ihrd = functional.pad(q_ihrd, (0, 0, 0, padding))
     keys_phkd, values_phkd = read_tiles(pool, layer, group)
@@ -123,13 +136,25 @@ def read_tiles(pool: torch.Tensor, layer: int, group: AttentionGroup) -> tuple[t
     return keys, values.view(shape)
 
 
+def multiply(rows: torch.Tensor, matrices: torch.Tensor, rule: ProductRule) -> torch.Tensor:
+    """Batched product [n, rows, inner] @ [n, inner, outer], in calls as `rule` says."""
+    size = rule.products_per_call
+    if size is None:
+        return torch.bmm(rows, matrices)
+    padding = (0, 0, 0, 0, 0, -len(rows) % size)
+    all_rows, all_matrices = functional.pad(rows, padding), functional.pad(matrices, padding)
+    calls = range(0, len(rows), size)
+    out = torch.cat([torch.bmm(all_rows[n : n + size], all_matrices[n : n + size]) for n in calls])
+    return out[: len(rows)]
+
+
 def _attend_tiles(
     q_ihrd: torch.Tensor, keys_phkd: torch.Tensor, values_phkd: torch.Tensor, group: AttentionGroup, heads_per_kv: int
 ) -> torch.Tensor:
     num_pairs = len(group.item_of_pair)
     num_items, num_heads, num_rows, head_dim = q_ihrd.shape
     q_phrd = q_ihrd[group.item_of_pair]
-    scores_phrk = torch.bmm(q_phrd.flatten(0, 1), keys_phkd.flatten(0, 1).transpose(1, 2)).view(
+    scores_phrk = multiply(q_phrd.flatten(0, 1), keys_phkd.flatten(0, 1).transpose(1, 2), group.rule).view(
         num_pairs, num_heads, num_rows, TILE_TOKENS
     )
     item_rows = group.item_tokens * heads_per_kv
@@ -146,7 +171,7 @@ def _attend_tiles(
 
     weights_phrk = scores_phrk.sub_(max_ihr[group.item_of_pair].unsqueeze(-1)).exp_()
     tile_sum_phr = weights_phrk.sum(-1)
-    partial_phrd = torch.bmm(weights_phrk.flatten(0, 1), values_phkd.flatten(0, 1)).view(
+    partial_phrd = multiply(weights_phrk.flatten(0, 1), values_phkd.flatten(0, 1), group.rule).view(
         num_pairs, num_heads, num_rows, head_dim
     )
     sum_ihr = tile_sum_phr[:num_items].clone()

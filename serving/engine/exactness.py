@@ -1,8 +1,12 @@
-"""Measures, at start-up, to which multiple rows must be padded for a row's bits not to depend on the batch (E1).
+"""Measures, at start-up, how rows must be batched for a row's bits not to depend on the others (E1).
 
-The libraries below promise nothing; which kernel they take depends on the CPU, the shape, the number of rows
-and threads. So the real products are computed at several sizes and places, with 1 thread and with the number
-in force, and compared bit for bit. Costs half a second for 135 million parameters.
+The libraries below promise nothing; which kernel they take depends on the device, the shape, the number of
+rows and threads. So the real products are computed at several sizes and places, with 1 thread and with the
+number in force, and compared bit for bit. Costs about half a second for 135 million parameters on one core.
+
+Where no padding to a multiple makes sizes agree (cuBLAS chooses among many kernels by size), every call gets
+one fixed size: the same kernel every time, so that only the place within the call could still matter, and
+that is measured too.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,46 +14,56 @@ from contextlib import contextmanager
 
 import torch
 
-from serving.engine.linear import MAX_ROWS, Linear
+from serving.engine.attention import ProductRule, multiply
+from serving.engine.linear import Linear, RowRule
 from serving.engine.paging import TILE_TOKENS
 
 _MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 _CHECKED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 128, 320, 511)
 _MOVED_ROWS = 17
 """Up to this size, a batch at another place of the same rows is compared too."""
-_CHECKED_PRODUCTS = (1, 2, 5, 24)
-"""Numbers of products in one batched call of attention."""
+_FIXED_ROWS = 128
+_FIXED_PRODUCTS = 64
+_CHECKED_PRODUCTS = (1, 2, 5, 100)
+_MANY_PRODUCTS_ROWS = 64
+"""With the most products, sizes up to here are compared: larger ones are those of long chunks, with few."""
 
 
 class InexactKernelError(RuntimeError):
-    """No padding makes this machine's kernels batch-invariant; `engine.exact: false` runs without."""
+    """Nothing makes this machine's kernels batch-invariant; `engine.exact: false` runs without."""
 
 
-def linear_row_multiple(
-    linears: Iterable[Linear], dtype: torch.dtype, device: torch.device, max_rows: int = MAX_ROWS
-) -> int:
-    """Smallest multiple of rows at which each row of a linear layer equals its twin in a full batch.
+def measure_linears(linears: Iterable[Linear], dtype: torch.dtype, device: torch.device, max_rows: int) -> RowRule:
+    """The least padding with which each row of a linear layer equals its twin in a full batch.
 
     Args:
         linears: the layers in use; one of each shape is measured.
         dtype: format of the rows.
         device: where the weights are.
-        max_rows: the largest batch that these layers see in one call.
+        max_rows: the largest batch that these layers should see in one call.
 
     Raises:
-        InexactKernelError: not even a multiple of 64 helps.
+        InexactKernelError: even in calls of one size, a row's bits depend on its place.
     """
     by_shape = {(linear.in_features, linear.out_features): linear for linear in linears}
-    bad_rows: set[int] = set()
+    measured = []
     for linear in by_shape.values():
         generator = torch.Generator().manual_seed(linear.out_features)
-        rows = torch.randn(max_rows, linear.in_features, generator=generator).to(device, dtype)
-        bad_rows |= _sizes_that_differ(lambda part, linear=linear: linear(part), rows)  # type: ignore[misc]
-    return _smallest_multiple(bad_rows, "linear layers")
+        measured.append((linear, torch.randn(max_rows, linear.in_features, generator=generator).to(device, dtype)))
+    bad_sizes: set[int] = set()
+    for linear, rows in measured:
+        bad_sizes |= _sizes_that_differ(linear, rows, linear)
+    multiple = _smallest_multiple(bad_sizes)
+    if multiple is not None:
+        return RowRule(multiple, max_rows)
+    fixed = min(max_rows, _FIXED_ROWS)
+    for linear, rows in measured:
+        _require_equal_places(linear, rows[:fixed], f"a {linear.in_features} x {linear.out_features} layer")
+    return RowRule(fixed, fixed)
 
 
-def attention_row_multiple(head_dim: int, max_rows: int, device: torch.device) -> int:
-    """Smallest multiple of query rows at which attention's two products give a row the same bits in any batch.
+def measure_attention(head_dim: int, max_rows: int, device: torch.device) -> ProductRule:
+    """The least padding with which a query row of attention's two products has the same bits in any batch.
 
     Args:
         head_dim: of the model.
@@ -57,56 +71,77 @@ def attention_row_multiple(head_dim: int, max_rows: int, device: torch.device) -
         device: where the pools are.
 
     Raises:
-        InexactKernelError: not even a multiple of 64 helps.
+        InexactKernelError: even in calls of one size, a row's bits depend on its place.
     """
+    most_rows = -(-max_rows // _MULTIPLES[-1]) * _MULTIPLES[-1]
     generator = torch.Generator().manual_seed(head_dim)
-    bad_rows: set[int] = set()
-    most_rows = max(max_rows, _MULTIPLES[-1])
+    measured = []
     for inner, outer in ((head_dim, TILE_TOKENS), (TILE_TOKENS, head_dim)):
         rows = torch.randn(most_rows, inner, generator=generator).to(device)
         matrices = torch.randn(_CHECKED_PRODUCTS[-1], inner, outer, generator=generator).to(device)
         if outer == TILE_TOKENS:
             # Keys arrive as [tokens, head_dim] and are multiplied transposed: another kernel.
             matrices = matrices.transpose(1, 2).contiguous().transpose(1, 2)
-        for num_products in _CHECKED_PRODUCTS:
-            # The last matrix is compared, so that its place in the batch moves too.
-            some = matrices[-num_products:]
-            expected = torch.matmul(rows, matrices)[-1]
-            bad_rows |= _sizes_that_differ(
-                lambda part, some=some: torch.bmm(part.expand(len(some), -1, -1).contiguous(), some)[-1],  # type: ignore[misc]
-                rows,
-                expected,
-            )
-    return _smallest_multiple(bad_rows, "attention's products")
+        measured.append((rows, matrices))
+    any_size = ProductRule(row_multiple=1, products_per_call=None)
+    bad_sizes: set[int] = set()
+    for rows, matrices in measured:
+        reference = _product_of_last(matrices[-2:], any_size)
+        for count in _CHECKED_PRODUCTS:
+            some_rows = rows[:_MANY_PRODUCTS_ROWS] if count == _CHECKED_PRODUCTS[-1] else rows
+            bad_sizes |= _sizes_that_differ(_product_of_last(matrices[-count:], any_size), some_rows, reference)
+    multiple = _smallest_multiple(bad_sizes)
+    if multiple is not None:
+        return ProductRule(row_multiple=multiple, products_per_call=None)
+    fixed = ProductRule(row_multiple=most_rows, products_per_call=_FIXED_PRODUCTS)
+    for rows, matrices in measured:
+        # The last matrix comes at another place of the call each time.
+        for count in _CHECKED_PRODUCTS:
+            _require_equal_places(_product_of_last(matrices[-count:], fixed), rows, "attention")
+    return fixed
+
+
+def _product_of_last(matrices: torch.Tensor, rule: ProductRule) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Multiplies the same rows with every matrix, in one batch, and keeps the last result."""
+    return lambda rows: multiply(rows.expand(len(matrices), -1, -1).contiguous(), matrices, rule)[-1]
 
 
 def _sizes_that_differ(
-    product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, expected: torch.Tensor | None = None
+    product: Callable[[torch.Tensor], torch.Tensor],
+    rows: torch.Tensor,
+    reference: Callable[[torch.Tensor], torch.Tensor],
 ) -> set[int]:
-    """Numbers of rows at which the first or the last of `rows` differ from the product of them all on 1 thread."""
+    """Numbers of rows at which `product` of the first or the last of `rows` differs from `reference` of them all."""
     bad: set[int] = set()
-    threads_in_force = torch.get_num_threads()
-    for num_threads in sorted({1, threads_in_force}):
+    with _threads(1):
+        expected = reference(rows)
+    for num_threads in sorted({1, torch.get_num_threads()}):
         with _threads(num_threads):
-            if expected is None:
-                expected = product(rows)
-            for num_rows in _CHECKED_ROWS:
-                if num_rows > len(rows):
+            for size in _CHECKED_ROWS:
+                if size > len(rows):
                     break
-                is_equal = torch.equal(product(rows[:num_rows]), expected[:num_rows])
-                if is_equal and num_rows <= _MOVED_ROWS:
-                    is_equal = torch.equal(product(rows[-num_rows:]), expected[-num_rows:])
+                is_equal = torch.equal(product(rows[:size]), expected[:size])
+                if is_equal and size <= _MOVED_ROWS:
+                    is_equal = torch.equal(product(rows[-size:]), expected[-size:])
                 if not is_equal:
-                    bad.add(num_rows)
+                    bad.add(size)
     return bad
 
 
-def _smallest_multiple(bad_rows: set[int], what: str) -> int:
-    for multiple in _MULTIPLES:
-        if not any(num_rows % multiple == 0 for num_rows in bad_rows):
-            return multiple
-    msg = f"{what} give other bits in batches of {sorted(bad_rows)} rows than in a full one; set engine.exact: false"
-    raise InexactKernelError(msg)
+def _smallest_multiple(bad_sizes: set[int]) -> int | None:
+    return next((m for m in _MULTIPLES if not any(size % m == 0 for size in bad_sizes)), None)
+
+
+def _require_equal_places(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, what: str) -> None:
+    """Check that rows keep their bits when they change places in a call of their number."""
+    with _threads(1):
+        expected = product(rows)
+    for num_threads in sorted({1, torch.get_num_threads()}):
+        with _threads(num_threads):
+            for shift in (0, 1, len(rows) // 2, len(rows) - 3):
+                if not torch.equal(product(rows.roll(shift, 0)), expected.roll(shift, 0)):
+                    msg = f"{what}: rows have other bits at other places of one batch; set engine.exact: false"
+                    raise InexactKernelError(msg)
 
 
 @contextmanager

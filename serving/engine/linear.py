@@ -14,6 +14,7 @@ None of this is promised by the libraries, so `exactness.py` measures it again a
 machine, for the shapes of this model.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,6 +22,14 @@ from torch.nn import functional
 
 MAX_ROWS = 512
 """Rows of one kernel call. A larger step is cut, so that the start-up measurement covers every size in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """How rows are batched: padded to a multiple of `multiple`, at most `max_rows` (one itself) in a call."""
+
+    multiple: int
+    max_rows: int
 
 
 class Linear(Protocol):
@@ -78,14 +87,15 @@ def cpu_has_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())  # noqa: SLF001 (no public name)
 
 
-def apply_linear(linear: Linear, rows: torch.Tensor, max_rows: int = MAX_ROWS) -> torch.Tensor:
-    """`linear(rows)` in calls of at most `max_rows` rows.
+def apply_linear(linear: Linear, rows: torch.Tensor, rule: RowRule) -> torch.Tensor:
+    """`linear(rows)` in calls as `rule` says.
 
     Args:
         linear: the layer.
-        rows: [num_rows, in_features], padded to the row multiple in force.
-        max_rows: the largest batch that was measured for this layer.
+        rows: [num_rows, in_features], already padded to the rule's multiple.
+        rule: measured for this layer.
     """
-    if len(rows) <= max_rows:
+    if len(rows) <= rule.max_rows:
         return linear(rows)
-    return torch.cat([linear(rows[first : first + max_rows]) for first in range(0, len(rows), max_rows)])
+    step = rule.max_rows
+    return torch.cat([linear(rows[first : first + step]) for first in range(0, len(rows), step)])

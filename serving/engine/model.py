@@ -16,20 +16,18 @@ from configs import ModelConfig
 from manager import LayerGroupId
 from serving.engine.attention import attend, write_pages
 from serving.engine.linear import apply_linear
-from serving.engine.plan import GroupPlan, StepPlan
+from serving.engine.plan import BatchRules, GroupPlan, StepPlan
 from serving.engine.weights import LayerWeights, ModelWeights
-
-HEAD_ROWS = 32
-"""Rows of one call of the output head: the largest product of all, so measured only up to here."""
 
 
 class LlamaModel:
     """Weights and rotary tables; stateless between steps."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, rules: BatchRules) -> None:
         """Compute the rotary tables up to `config.max_position`."""
         self._config = config
         self._weights = weights
+        self._rules = rules
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         frequencies = 1.0 / (config.rope_theta**exponents)
         angles = torch.outer(torch.arange(config.max_position, dtype=torch.float32), frequencies)
@@ -56,18 +54,19 @@ class LlamaModel:
         weights = self._weights
         hidden = functional.embedding(plan.token_ids, weights.embedding).float()
         cos, sin = self._cos[plan.positions].unsqueeze(1), self._sin[plan.positions].unsqueeze(1)
+        rule = self._rules.linear
         for layer, (group, index) in zip(weights.layers, layer_places, strict=True):
             rows = self._norm(hidden, layer.attention_norm)
-            qkv = apply_linear(layer.qkv, rows).float()
+            qkv = apply_linear(layer.qkv, rows, rule).float()
             attended = self._attention(qkv, (cos, sin), pools[group], index, plan.groups[group])
-            hidden = hidden + apply_linear(layer.attention_out, attended)
+            hidden = hidden + apply_linear(layer.attention_out, attended, rule)
             hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [num_rows, hidden_size] from `forward` to [num_rows, vocab_size] float32."""
         rows = self._norm(hidden, self._weights.final_norm)
-        return apply_linear(self._weights.head, rows, HEAD_ROWS).float()
+        return apply_linear(self._weights.head, rows, self._rules.head).float()
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm in float32, rounded to the model's format for the linear layer that reads it."""
@@ -96,9 +95,10 @@ class LlamaModel:
         return out.to(self._weights.dtype)
 
     def _mlp(self, rows: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        gate_up = apply_linear(layer.gate_up, rows).float()
+        rule = self._rules.linear
+        gate_up = apply_linear(layer.gate_up, rows, rule).float()
         gate, up = gate_up.chunk(2, dim=-1)
-        return apply_linear(layer.down, (_silu(gate) * up).to(self._weights.dtype)).float()
+        return apply_linear(layer.down, (_silu(gate) * up).to(self._weights.dtype), rule).float()
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

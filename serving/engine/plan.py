@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from manager import LayerGroupId
-from serving.engine.attention import AttentionGroup
+from serving.engine.attention import AttentionGroup, ProductRule
 from serving.engine.batch import SequenceRows, StepBatch
+from serving.engine.linear import RowRule
 from serving.engine.paging import TILE_TOKENS, PageLayout
 
 ITEM_TOKENS = 64
@@ -41,7 +42,7 @@ class StepPlan:
     """A step as tensors.
 
     Attributes:
-        token_ids: [num_rows] int64, padded with token 0 to a multiple of the row multiple.
+        token_ids: [num_rows] int64, padded with token 0 to a multiple of the rule's.
         positions: [num_rows] int64, padded with 0.
         num_tokens: rows that are no padding; they come first.
         groups: per layer group.
@@ -56,12 +57,18 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RowMultiples:
-    """Multiples to which rows are padded so that they are computed as in any other batch (E1)."""
+class BatchRules:
+    """How rows are batched so that they are computed as in any other batch (E1).
 
-    linear: int = 8
-    head: int = 8
-    attention: int = 8
+    Attributes:
+        linear: for the layers' linear layers.
+        head: for the output head.
+        attention: for attention's products.
+    """
+
+    linear: RowRule
+    head: RowRule
+    attention: ProductRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +92,13 @@ class StepPlanner:
         self,
         layouts: Mapping[LayerGroupId, PageLayout],
         heads_per_kv: int,
-        multiples: RowMultiples,
+        rules: BatchRules,
         device: torch.device,
     ) -> None:
         """Keep the layouts; `heads_per_kv` is the number of query heads per KV head."""
         self._layouts = dict(layouts)
         self._heads_per_kv = heads_per_kv
-        self._multiples = multiples
+        self._rules = rules
         self._device = device
 
     def plan(self, batch: StepBatch) -> StepPlan:
@@ -114,8 +121,8 @@ class StepPlanner:
         items = list(_cut_items(sequences, first_rows))
         drawn = [int(row) - 1 for row, s in zip(first_rows[1:], sequences, strict=True) if s.sampling is not None]
         return StepPlan(
-            token_ids=self._tensor(_pad(token_ids, self._multiples.linear)),
-            positions=self._tensor(_pad(positions, self._multiples.linear)),
+            token_ids=self._tensor(_pad(token_ids, self._rules.linear.multiple)),
+            positions=self._tensor(_pad(positions, self._rules.linear.multiple)),
             num_tokens=num_tokens,
             groups={
                 group: GroupPlan(
@@ -123,7 +130,7 @@ class StepPlanner:
                 )
                 for group in self._layouts
             },
-            drawn_rows=self._tensor(_pad(np.array(drawn, dtype=np.int64), self._multiples.head)),
+            drawn_rows=self._tensor(_pad(np.array(drawn, dtype=np.int64), self._rules.head.multiple)),
         )
 
     def _check(self, sequence: SequenceRows) -> None:
@@ -186,7 +193,7 @@ class StepPlanner:
             layout=layout,
             query_rows=self._tensor(query_rows),
             num_items=len(items),
-            query_multiple=self._multiples.attention,
+            rule=self._rules.attention,
             item_of_pair=self._tensor(item_of_pair),
             pairs_per_tile=pairs_per_tile,
             key_units=self._tensor((pair_units[:, None, :] + head_offset[:, None]).reshape(-1)),

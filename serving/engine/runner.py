@@ -9,13 +9,23 @@ import torch
 
 from configs import ModelConfig
 from manager import LayerGroupId, LayerId
+from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch, StepResult
-from serving.engine.exactness import attention_row_multiple, linear_row_multiple
-from serving.engine.model import HEAD_ROWS, LlamaModel
+from serving.engine.exactness import measure_attention, measure_linears
+from serving.engine.linear import MAX_ROWS, RowRule
+from serving.engine.model import LlamaModel
 from serving.engine.paging import PageLayout
-from serving.engine.plan import ITEM_TOKENS, RowMultiples, StepPlanner
+from serving.engine.plan import ITEM_TOKENS, BatchRules, StepPlanner
 from serving.engine.sampler import draw_tokens
 from serving.engine.weights import ModelWeights
+
+_HEAD_ROWS = 32
+"""Rows of one call of the output head: the largest product of all, so measured only up to here."""
+_ANY_BATCH = BatchRules(
+    linear=RowRule(1, MAX_ROWS),
+    head=RowRule(1, _HEAD_ROWS),
+    attention=ProductRule(row_multiple=1, products_per_call=None),
+)
 
 
 class Engine:
@@ -51,10 +61,10 @@ class Engine:
         self._weights = weights
         self._layer_places = _layer_places(config, pools, layer_groups)
         layouts = {group: _checked_layout(config, weights, pool) for group, pool in self._pools.items()}
-        self.row_multiples = _measured_multiples(config, weights) if exact else RowMultiples(1, 1, 1)
+        self.batch_rules = _measured_rules(config, weights) if exact else _ANY_BATCH
         heads_per_kv = config.num_heads // config.num_kv_heads
-        self._planner = StepPlanner(layouts, heads_per_kv, self.row_multiples, weights.device)
-        self._model = LlamaModel(config, weights)
+        self._planner = StepPlanner(layouts, heads_per_kv, self.batch_rules, weights.device)
+        self._model = LlamaModel(config, weights, self.batch_rules)
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, *, return_logits: bool = False) -> StepResult:
@@ -87,13 +97,13 @@ class Engine:
         return StepResult(token_ids=token_ids, logits=logits.cpu() if return_logits else None)
 
 
-def _measured_multiples(config: ModelConfig, weights: ModelWeights) -> RowMultiples:
+def _measured_rules(config: ModelConfig, weights: ModelWeights) -> BatchRules:
     of_layers = [linear for layer in weights.layers for linear in layer.linears()]
-    heads_per_kv = config.num_heads // config.num_kv_heads
-    return RowMultiples(
-        linear=linear_row_multiple(of_layers, weights.dtype, weights.device),
-        head=linear_row_multiple([weights.head], weights.dtype, weights.device, HEAD_ROWS),
-        attention=attention_row_multiple(config.head_dim, ITEM_TOKENS * heads_per_kv, weights.device),
+    item_rows = ITEM_TOKENS * config.num_heads // config.num_kv_heads
+    return BatchRules(
+        linear=measure_linears(of_layers, weights.dtype, weights.device, MAX_ROWS),
+        head=measure_linears([weights.head], weights.dtype, weights.device, _HEAD_ROWS),
+        attention=measure_attention(config.head_dim, item_rows, weights.device),
     )
 
 

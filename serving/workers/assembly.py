@@ -2,15 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from configs import ClusterConfig, DeploymentConfig, ModelConfig
+from configs import ModelConfig
 from kvtransfer import PeerChannel, TransferAgent
 from kvtransfer.messages import PoolLayout
 from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
@@ -21,7 +20,6 @@ from manager.pools.torch_pools import TorchPool
 from scheduler.admission import TransferAdmission
 from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
-from scheduler.messages import WorkerRole
 from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
 from serving.engine.runner import Engine
@@ -32,38 +30,10 @@ from serving.workers.agent_thread import AgentThread
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox, WorkerSinks
 from serving.workers.staging import PageStaging, SharedPool, TwinPool
-from serving.workers.step_loop import WorkerIdentity, WorkerLoop, WorkerParts
+from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker
 from serving.workers.worker import Worker
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """What a worker is built from, apart from its identity; picklable.
-
-    Attributes:
-        config: of the whole deployment.
-        model_folder: a Hugging Face folder.
-        pool_folder: where the pool file is made; in shared memory.
-        num_threads: of the engine; 0 leaves torch's setting alone.
-    """
-
-    config: DeploymentConfig
-    model_folder: Path
-    pool_folder: Path
-    num_threads: int = 0
-
-
-def worker_names(cluster: ClusterConfig) -> Iterator[tuple[str, WorkerRole]]:
-    """Names and roles of all workers of a deployment: `context-0`, `context-1`, `generation-0`, ..."""
-    counts = {
-        WorkerRole.CONTEXT: cluster.context_workers,
-        WorkerRole.GENERATION: cluster.generation_workers,
-        WorkerRole.MIXED: cluster.mixed_workers,
-    }
-    for role, count in counts.items():
-        for index in range(count):
-            yield f"{role}-{index}", role
+from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
 
 
 def build_worker(

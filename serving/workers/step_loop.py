@@ -21,7 +21,7 @@ from typing import Protocol, assert_never
 
 from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import LeaseOutcome, ReceiveOutcome
-from manager import Epoch, KVCacheManager, WorkerName
+from manager import KVCacheManager
 from scheduler.errors import InvalidRequest
 from scheduler.interface import IterationScheduler
 from scheduler.messages import (
@@ -39,7 +39,6 @@ from scheduler.messages import (
     RunContext,
     RunLocal,
     WorkerCommand,
-    WorkerRole,
     WorkerSnapshot,
 )
 from scheduler.output import DrawnToken, SchedulerOutput
@@ -54,6 +53,7 @@ from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
 from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
+from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
 
@@ -64,16 +64,6 @@ class StepEngine(Protocol):
     def step(self, batch: StepBatch) -> StepResult:
         """Compute the rows, write their KV, draw the tokens. May raise; nothing is retained then."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """Who a worker is."""
-
-    name: WorkerName
-    role: WorkerRole
-    epoch: Epoch
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)

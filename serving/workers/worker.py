@@ -8,7 +8,8 @@ from kvtransfer import TransferAgent
 from manager.kv_cache_manager import KVCacheManagerV2
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot
 from serving.workers.agent_thread import AgentThread
-from serving.workers.step_loop import WorkerIdentity, WorkerLoop
+from serving.workers.step_loop import WorkerLoop
+from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
 _IDLE_WAIT_S = 0.25

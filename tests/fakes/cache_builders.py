@@ -8,10 +8,12 @@ from manager import CacheGeometry, CacheRequest, Epoch, Grant, KVCacheManagerV2,
 TOKENS_PER_BLOCK = 4
 
 
-def make_layers(windows: Sequence[int | None] = (None,), *, num_sink_tokens: int = 0) -> list[LayerSpec]:
+def make_layers(
+    windows: Sequence[int | None] = (None,), *, num_sink_tokens: int = 0, head_dim: int = 2
+) -> list[LayerSpec]:
     """One layer per entry; None for full attention."""
     return [
-        LayerSpec(LayerId(n), 1, 2, window, num_sink_tokens if window is not None else 0)
+        LayerSpec(LayerId(n), 1, head_dim, window, num_sink_tokens if window is not None else 0)
         for n, window in enumerate(windows)
     ]
 
@@ -25,13 +27,14 @@ def make_geometry(  # noqa: PLR0913 - every test wants to vary something else
     host_slots: int = 0,
     disk_slots: int = 0,
     num_sink_tokens: int = 0,
+    head_dim: int = 2,
     resume_watermark: float = 1.0,
     enable_block_reuse: bool = True,
 ) -> tuple[CacheGeometry, KVCacheConfig]:
-    """Sizes in slots (of all pool groups together, split by need) instead of bytes; 1 KV head of 2 elements."""
-    layers = make_layers(windows, num_sink_tokens=num_sink_tokens)
+    """Sizes in slots (of all pool groups together, split by need) instead of bytes; 1 KV head, elements of 1 byte."""
+    layers = make_layers(windows, num_sink_tokens=num_sink_tokens, head_dim=head_dim)
     kinds = {layer.window for layer in layers}
-    page_bytes = 2 * 2 * tokens_per_block * len(layers) // len(kinds)
+    page_bytes = 2 * head_dim * tokens_per_block * len(layers) // len(kinds)
     tiers: list[TierConfig] = [DeviceTierConfig(quota_bytes=num_slots * page_bytes)]
     if host_slots:
         tiers.append(HostTierConfig(quota_bytes=host_slots * page_bytes))

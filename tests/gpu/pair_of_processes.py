@@ -10,8 +10,8 @@ from manager import Epoch, WorkerName
 from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.messages import CommandBatch, ReportBatch, TokenBatch, WorkerHeartbeat, WorkerRole
 from scheduler.spec import DoorName, RequestSpec, Term
-from serving.workers.assembly import WorkerPlan, build_worker
-from serving.workers.step_loop import WorkerIdentity
+from serving.workers.assembly import build_worker
+from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
 from tests.gpu.worker_process import RemoteContextWorker
 
 DOOR = DoorName("check")

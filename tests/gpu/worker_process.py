@@ -20,8 +20,8 @@ from scheduler.messages import (
     WorkerRegistration,
     WorkerRole,
 )
-from serving.workers.assembly import WorkerPlan, build_worker
-from serving.workers.step_loop import WorkerIdentity
+from serving.workers.assembly import build_worker
+from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
 
 CONTEXT_NAME = WorkerName("context-0")
 

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from serving.engine.attention import attend, read_tiles, write_pages
+from serving.engine.attention import ProductRule, attend, multiply, read_tiles, write_pages
 from serving.engine.batch import StepBatch
+from serving.engine.linear import RowRule
 from serving.engine.paging import PageLayout
-from serving.engine.plan import RowMultiples, StepPlan, StepPlanner
+from serving.engine.plan import BatchRules, StepPlan, StepPlanner
 from tests.fakes.engine_rows import GROUP, HandFedSequence
 
 _KV_HEADS, _HEADS_PER_KV, _HEAD_DIM, _NUM_LAYERS = 2, 3, 16, 2
 _NUM_SLOTS = 400
+_RULES = BatchRules(RowRule(1, 512), RowRule(1, 32), ProductRule(row_multiple=4, products_per_call=None))
 
 
 def _make_pool(tokens_per_block: int) -> torch.Tensor:
@@ -20,7 +22,7 @@ def _make_pool(tokens_per_block: int) -> torch.Tensor:
 
 def _plan(pool: torch.Tensor, *sequences: tuple[HandFedSequence, int]) -> StepPlan:
     """Of sequences, each from a start to its end."""
-    planner = StepPlanner({GROUP: PageLayout.of(pool)}, _HEADS_PER_KV, RowMultiples(1, 1, 4), torch.device("cpu"))
+    planner = StepPlanner({GROUP: PageLayout.of(pool)}, _HEADS_PER_KV, _RULES, torch.device("cpu"))
     return planner.plan(StepBatch([s.rows(start, len(s.token_ids)) for s, start in sequences]))
 
 
@@ -125,3 +127,13 @@ def test_a_tensor_that_is_no_pool_is_refused_with_its_shape(shape: tuple[int, ..
 def test_a_pool_that_is_not_contiguous_is_refused() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         PageLayout.of(torch.zeros(4, 2, 2, 2, 16, 8).transpose(3, 4))
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_products_in_calls_of_one_size_are_the_products(count: int) -> None:
+    rows, matrices = torch.randn(count, 8, 16), torch.randn(count, 16, 4)
+
+    out = multiply(rows, matrices, ProductRule(row_multiple=8, products_per_call=4))
+
+    assert out.shape == (count, 8, 4)
+    torch.testing.assert_close(out, torch.einsum("nri,nio->nro", rows, matrices))

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from serving.engine import runner
+from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch
+from serving.engine.linear import RowRule
+from serving.engine.plan import BatchRules
 from serving.engine.runner import Engine
 from tests.fakes.engine_rows import GROUP, HandFedSequence, run_in_chunks
 from tests.fakes.tiny_model import TinyModel, make_tiny_model
@@ -116,3 +120,15 @@ def test_many_steps_of_a_wide_batch_equal_their_requests_alone(model: TinyModel)
     for n, sequence in enumerate(sequences):
         expected = run_in_chunks(apart, sequence, chunk=1)
         assert torch.equal(torch.stack([logits[n] for logits in wide]), expected)
+
+
+def test_calls_of_one_fixed_size_are_exact_too(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine gets whose kernels agree at no multiple of rows."""
+    rules = BatchRules(RowRule(128, 128), RowRule(32, 32), ProductRule(row_multiple=192, products_per_call=64))
+    monkeypatch.setattr(runner, "_measured_rules", lambda *_: rules)
+    sequence = _sequence("alone", seed=1, num_tokens=140)
+    one_by_one = run_in_chunks(_make_engine(model), sequence, chunk=1)
+
+    logits = run_in_chunks(_make_engine(model), sequence, chunk=140)
+
+    assert torch.equal(logits[-1], one_by_one[-1])

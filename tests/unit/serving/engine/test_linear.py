@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from serving.engine.linear import MAX_ROWS, PackedLinear, apply_linear, make_linear
+from serving.engine.linear import MAX_ROWS, PackedLinear, RowRule, apply_linear, make_linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -27,7 +27,7 @@ def test_a_step_larger_than_one_call_is_cut_and_joined_in_order() -> None:
     linear = make_linear(torch.randn(24, 16))
     rows = torch.randn(2 * MAX_ROWS + 8, 16)
 
-    out = apply_linear(linear, rows)
+    out = apply_linear(linear, rows, RowRule(8, MAX_ROWS))
 
     expected = torch.cat([linear(rows[:MAX_ROWS]), linear(rows[MAX_ROWS : 2 * MAX_ROWS]), linear(rows[2 * MAX_ROWS :])])
     assert torch.equal(out, expected)

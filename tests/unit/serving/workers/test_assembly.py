@@ -8,7 +8,7 @@ from configs import ClusterConfig, DeploymentConfig, DeviceTierConfig, KVCacheCo
 from manager import CacheConfigError
 from scheduler.messages import WorkerRole
 from serving.inprocess import build_cluster
-from serving.workers.assembly import worker_names
+from serving.workers.worker_plan import worker_names
 from tests.fakes.tiny_model import write_tiny_model
 
 
