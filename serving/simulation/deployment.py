@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from manager import Epoch, WorkerName
+from manager import Epoch, PageCounts, WorkerName
 from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.messages import ReportBatch, WorkerHeartbeat, WorkerRole
 from scheduler.spec import RequestSpec, RequestUid, Term
@@ -15,7 +15,7 @@ from serving.simulation.event_queue import EventQueue
 from serving.simulation.network import VirtualNetwork
 from serving.simulation.settings import SimulationSettings
 from serving.simulation.worker import Receivers, SimulatedWorker, WorkerMaking
-from serving.workers.step_loop import WorkerIdentity
+from serving.workers.worker_plan import WorkerIdentity, worker_names
 
 _TICK_S = 0.1
 _NO_PROCESS = 0
@@ -51,28 +51,38 @@ class SimulatedDeployment:
         self.past_lives: list[SimulatedWorker] = []
         self.divergences: list[str] = []
         self._num_epochs = 0
-        for name, role in _names(settings):
-            self._start_life(name, role)
+        for name, role in worker_names(settings.cluster):
+            self._start_life(WorkerName(name), role)
 
     def run(self, arrivals: Sequence[Arrival]) -> None:
-        """Serve all of `arrivals`, then let leases and heartbeats settle and prove that nothing is held (I12).
+        """Serve all of `arrivals`, then prove that nothing is held (I12). See `serve` and `check_baseline`."""
+        self.serve(arrivals)
+        self.check_baseline()
+
+    def serve(self, arrivals: Sequence[Arrival]) -> None:
+        """Serve all of `arrivals`. Once.
 
         Raises:
-            SimulationError: requests are still open at `limit_s`, or something is held when all is over.
+            SimulationError: requests are still open at `limit_s`.
             StreamError: a token was lost, repeated or invented.
             CorruptedError: an audit failed.
         """
         self.door.expect(arrivals)
         self._tick()
-        first_s = min((arrival.at_s for arrival in arrivals), default=0.0)
-        self._plan_deaths(first_s)
+        self._plan_deaths(min((arrival.at_s for arrival in arrivals), default=0.0))
         if not self.events.run_while(lambda: self.door.num_open > 0, self.settings.limit_s):
             msg = f"{self.door.num_open} requests are open at {self.events.now_s:.1f} s: {self._stuck()}"
             raise SimulationError(msg)
+
+    def check_baseline(self) -> None:
+        """Let leases, cancels and restarts come to their end. Raises SimulationError where anything is held then."""
         faults = self.settings.faults
         slack_s = self.settings.transfer.lease_duration_s + faults.transfer_stall_s + faults.restart_s + 1
         self.events.run_until(self.events.now_s + slack_s)
-        self._check_baseline()
+        self.central.audit()
+        for worker in self.workers.values():
+            if worker.is_alive:
+                _check_idle(worker)
 
     @property
     def lives(self) -> list[SimulatedWorker]:
@@ -166,27 +176,14 @@ class SimulatedDeployment:
             phases[f"{worker.identity.name} waiting"] = len(worker.scheduler.waiting)
         return phases
 
-    def _check_baseline(self) -> None:
-        self.central.audit()
-        for worker in self.workers.values():
-            if not worker.is_alive:
-                continue
-            worker.manager.audit()
-            stats = worker.manager.stats()
-            for tier, counts in stats.tiers.items():
-                if replace(counts, free=0, cached=0, total=0) != type(counts)():
-                    msg = f"{worker.identity.name} holds pages of tier {tier} when all is over: {counts}"
-                    raise SimulationError(msg)
-            if stats.index_slots_free != stats.index_slots_total or worker.agent.num_leases:
-                msg = f"{worker.identity.name} holds index slots or leases when all is over: {stats}"
-                raise SimulationError(msg)
 
-
-def _names(settings: SimulationSettings) -> list[tuple[WorkerName, WorkerRole]]:
-    cluster = settings.cluster
-    counts = {
-        WorkerRole.CONTEXT: cluster.context_workers,
-        WorkerRole.GENERATION: cluster.generation_workers,
-        WorkerRole.MIXED: cluster.mixed_workers,
-    }
-    return [(WorkerName(f"{role}-{number}"), role) for role, count in counts.items() for number in range(count)]
+def _check_idle(worker: SimulatedWorker) -> None:
+    worker.manager.audit()
+    stats = worker.manager.stats()
+    for tier, counts in stats.tiers.items():
+        if replace(counts, free=0, cached=0, total=0) != PageCounts():
+            msg = f"{worker.identity.name} holds pages of tier {tier} when all is over: {counts}"
+            raise SimulationError(msg)
+    if stats.index_slots_free != stats.index_slots_total or worker.agent.num_leases:
+        msg = f"{worker.identity.name} holds index slots or leases when all is over: {stats}"
+        raise SimulationError(msg)

@@ -67,6 +67,7 @@ class SimulationSettings:
         pages_per_context_worker: device pages.
         pages_per_generation_worker: device pages; a mixed worker has as many.
         host_pages: pages of the host tier of every worker; 0 is without one.
+        tier_bytes_per_s: of pages between device, host and disk.
         audit_every: passes between two audits of a worker's manager; 0 never audits.
         seed: of the faults.
         limit_s: virtual seconds after which a run that has not ended is an error.
@@ -85,6 +86,7 @@ class SimulationSettings:
     pages_per_context_worker: int = 2048
     pages_per_generation_worker: int = 2048
     host_pages: int = 0
+    tier_bytes_per_s: float = 12e9
     audit_every: int = 1
     seed: int = 0
     limit_s: float = 1e6

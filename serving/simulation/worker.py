@@ -19,6 +19,7 @@ from configs import KVCacheConfig, SchedulerConfig
 from kvtransfer import TransferAgent
 from kvtransfer.messages import PoolLayout
 from manager import CacheGeometry, Epoch, KVCacheManager, KVCacheManagerV2
+from manager.pools.base import CopyEngine
 from scheduler.admission import TransferAdmission, TransferWindow
 from scheduler.interface import IterationScheduler
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
@@ -35,30 +36,30 @@ from scheduler.policy import CacheShape
 from serving.simulation.engine import SimulatedEngine
 from serving.simulation.network import VirtualNetwork, VirtualPeers, VirtualTransport
 from serving.simulation.settings import SimulationSettings
+from serving.simulation.tier_copies import TierCopies
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox
 from serving.workers.staging import SharedPool
-from serving.workers.step_loop import WorkerIdentity, WorkerLoop, WorkerParts
+from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker, StopStringDetector
+from serving.workers.worker_plan import WorkerIdentity
 
-MakeManager = Callable[[CacheGeometry, KVCacheConfig, Epoch], KVCacheManager]
+MakeManager = Callable[[CacheGeometry, KVCacheConfig, Epoch, CopyEngine], KVCacheManager]
 """Builds the manager of one life."""
-MakeScheduler = Callable[
-    [SchedulerConfig, KVCacheManager, WorkerRole, CacheShape, TransferWindow], tuple[IterationScheduler, KVCacheManager]
-]
-"""Builds the scheduler of one life over a manager; returns it with the manager that the loop shall use."""
+MakeScheduler = Callable[[SchedulerConfig, KVCacheManager, WorkerRole, CacheShape, TransferWindow], IterationScheduler]
+"""Builds the scheduler of one life over its manager."""
 
 
-def real_manager(geometry: CacheGeometry, config: KVCacheConfig, epoch: Epoch) -> KVCacheManager:
+def real_manager(geometry: CacheGeometry, config: KVCacheConfig, epoch: Epoch, engine: CopyEngine) -> KVCacheManager:
     """The product's."""
-    return KVCacheManagerV2(geometry, config, epoch)
+    return KVCacheManagerV2(geometry, config, epoch, engine)
 
 
 def real_scheduler(
     config: SchedulerConfig, manager: KVCacheManager, role: WorkerRole, shape: CacheShape, window: TransferWindow
-) -> tuple[IterationScheduler, KVCacheManager]:
+) -> IterationScheduler:
     """The product's."""
-    return KVCacheV2Scheduler(config, manager, role, shape, window=window), manager
+    return KVCacheV2Scheduler(config, manager, role, shape, window=window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +122,13 @@ class SimulatedWorker:
         self._poll_due_s = float("inf")
         geometry, cache = settings.cache(is_context=identity.role is WorkerRole.CONTEXT)
         self.max_request_tokens = geometry.max_request_tokens
-        self.manager = making.manager(geometry, cache, identity.epoch)
+        copies = TierCopies(self._spend, settings.page_bytes, settings.tier_bytes_per_s)
+        self.manager = making.manager(geometry, cache, identity.epoch, copies)
         window = TransferAdmission(settings.transfer.max_inflight_bytes)
         shape = CacheShape.of(geometry)
-        self.scheduler, manager = making.scheduler(settings.scheduler, self.manager, identity.role, shape, window)
+        self.scheduler = making.scheduler(settings.scheduler, self.manager, identity.role, shape, window)
         self.transport, self.agent = self._make_agent()
-        self._loop = self._make_loop(manager, geometry)
+        self._loop = self._make_loop(geometry)
         self._account = self._loop.snapshot()
         network.join(
             identity.name,
@@ -145,15 +147,15 @@ class SimulatedWorker:
         )
         return transport, agent
 
-    def _make_loop(self, manager: KVCacheManager, geometry: CacheGeometry) -> WorkerLoop:
+    def _make_loop(self, geometry: CacheGeometry) -> WorkerLoop:
         identity, settings = self.identity, self._settings
         random = Random(f"steps {settings.seed} {identity.name} {identity.epoch}")
         parts = WorkerParts(
-            manager=manager,
+            manager=self.manager,
             scheduler=self.scheduler,
             engine=SimulatedEngine(settings.cost, self._spend, random, settings.faults.step_failure_share),
             agent=self.agent,
-            batch_builder=BatchBuilder(manager, [group.layer_group_id for group in geometry.layer_groups]),
+            batch_builder=BatchBuilder(self.manager, [group.layer_group_id for group in geometry.layer_groups]),
             stop_checker=StopChecker((), _no_stop_strings),
             outbox=Outbox(identity.name, identity.epoch, self),
             staging=SharedPool(),
