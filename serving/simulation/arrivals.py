@@ -40,11 +40,13 @@ class TraceScale:
 
     Attributes:
         length: lengths are divided by this; a power of two up to 512.
+        output: output lengths are divided by this instead; 0 for the same.
         speed: arrivals come this much faster.
         tick_s: the trace's own clock counts in steps of this; the seed draws each arrival's place in its step.
     """
 
     length: int = 16
+    output: int = 0
     speed: float = 1.0
     tick_s: float = 3.0
 
@@ -53,8 +55,8 @@ class TraceScale:
         if self.length < 1 or HASHED_TOKENS % self.length:
             msg = f"a length scale must divide {HASHED_TOKENS}, got {self.length}"
             raise ValueError(msg)
-        if self.speed <= 0 or self.tick_s < 0:
-            msg = f"speed={self.speed} must be positive and tick_s={self.tick_s} not negative"
+        if self.speed <= 0 or self.tick_s < 0 or self.output < 0:
+            msg = f"speed={self.speed} must be positive, tick_s={self.tick_s} and output={self.output} not negative"
             raise ValueError(msg)
 
 
@@ -95,7 +97,7 @@ def _arrival(entry: dict[str, object], scale: TraceScale, random: Random) -> Arr
         raise ValueError(msg)
     tokens = [token for block in hash_ids for token in range(block * size, (block + 1) * size)]
     at_s = (milliseconds / 1000 + random.random() * scale.tick_s) / scale.speed
-    return Arrival(at_s, tuple(tokens[:num_tokens]), max(1, -(-output_length // scale.length)))
+    return Arrival(at_s, tuple(tokens[:num_tokens]), max(1, -(-output_length // (scale.output or scale.length))))
 
 
 def random_arrivals(

@@ -11,6 +11,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--trace", type=Path, help="arrivals as JSON lines in Mooncake's format; without it, random ones"
     )
     parser.add_argument("--scale", type=int, default=16, help="lengths of the trace are divided by this")
+    parser.add_argument("--output-scale", type=int, default=0, help="output lengths by this; 0: as the prompts")
     parser.add_argument("--speed", type=float, default=1.0, help="arrivals of the trace come this much faster")
     parser.add_argument("--requests", type=int, default=500, help="the first so many of the trace, or random ones")
     parser.add_argument("--rate", type=float, default=4.0, help="random arrivals per second")

@@ -51,5 +51,5 @@ def arrivals_of(arguments: argparse.Namespace) -> list[Arrival]:
     """The requests that the options describe."""
     if arguments.trace is None:
         return random_arrivals(arguments.requests, arguments.rate, arguments.seed)
-    scale = TraceScale(length=arguments.scale, speed=arguments.speed)
+    scale = TraceScale(length=arguments.scale, output=arguments.output_scale, speed=arguments.speed)
     return read_trace(arguments.trace, scale, arguments.seed, arguments.requests)
