@@ -29,6 +29,13 @@ class SchedulerConfig(Section):
         max_batch_size: requests in one step.
         chunk_unit_tokens: a context chunk that is not the last is a multiple of this.
         max_step_retries: failed steps after which the step's requests fail.
+        arrivals_per_priority: one priority level more goes before this many that arrived before it, and
+            before no others, so that no request waits for ever.
+        defer_duplicate_prefixes: a new context waits a pass while another computes blocks that it can use.
+        fresh_generation_first: a freshly received request gets its first decode step before all others.
+        recompute_remote_min_tokens: on a generation worker, a request with at least this many known tokens
+            that loses its pages leaves for a new attempt elsewhere instead of being computed again here; 0
+            keeps all of them.
     """
 
     max_num_tokens: int = 512
@@ -37,11 +44,15 @@ class SchedulerConfig(Section):
     policy: SchedulingPolicy = SchedulingPolicy.MAX_UTILIZATION
     chunking: ChunkingPolicy = ChunkingPolicy.FIRST_COME_FIRST_SERVED
     max_step_retries: int = 1
+    arrivals_per_priority: int = 64
+    defer_duplicate_prefixes: bool = True
+    fresh_generation_first: bool = False
+    recompute_remote_min_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse bad values, and a chunk that no step could hold."""
         self.require_positive("max_num_tokens", "max_batch_size", "chunk_unit_tokens")
-        self.require_not_negative("max_step_retries")
+        self.require_not_negative("max_step_retries", "arrivals_per_priority", "recompute_remote_min_tokens")
         if self.chunk_unit_tokens > self.max_num_tokens:
             msg = f"chunk_unit_tokens={self.chunk_unit_tokens} is above max_num_tokens={self.max_num_tokens}"
             raise ValueError(msg)

@@ -114,6 +114,15 @@ class KVCacheManager(Protocol):
         """Open a complete. Raises LogicError when a transaction is open."""
         ...
 
+    def finish_fills(self) -> tuple[RequestId, ...]:
+        """Wait for the copies that the last plan started; called between a plan and its step.
+
+        Returns:
+            Requests one of whose pages did not arrive: their caches are gone, they start again with
+            `prepare_context`.
+        """
+        ...
+
     # -- plan --------------------------------------------------------------------------------------
 
     def prepare_context(self, request: CacheRequest) -> Grant | Refusal:

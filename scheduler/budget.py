@@ -59,7 +59,8 @@ class BudgetTracker:
 
     def commit(self, grant: Grant) -> None:
         """Charge all that `grant` uses."""
-        self._charge(grant, sign=1)
+        if grant.pages or grant.index_slots or grant.adapter_pages:
+            self._charge(grant, sign=1)
 
     def refund(self, grant: Grant) -> None:
         """Take a grant's charge back after its revert."""

@@ -3,6 +3,7 @@
 SchedulerError
 ├── IllegalTransition    an event that the state table does not allow (a bug); state is unchanged
 ├── UnknownRequest       a name that this scheduler never had
+├── InvalidConfiguration limits that disagree, found at start-up
 ├── InvalidRequest       refused on admission; the message has the value and the limit
 │   └── RequestTooLarge  could never fit this worker's pools
 └── OwnFault             a bug of ours; never caught below the process boundary
@@ -21,6 +22,10 @@ class IllegalTransition(SchedulerError):  # noqa: N818 -- named for what happene
 
 class UnknownRequest(SchedulerError, KeyError):  # noqa: N818
     """No request of that name."""
+
+
+class InvalidConfiguration(SchedulerError, ValueError):  # noqa: N818
+    """Sizes that would deadlock at run time (V21); the message has both."""
 
 
 class InvalidRequest(SchedulerError, ValueError):  # noqa: N818

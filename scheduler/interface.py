@@ -10,7 +10,7 @@ The scheduler opens and ends the manager's transactions; nobody else does. It ha
 the caller's monotonic seconds, and only lands in histories.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from manager import LeaseId, RequestId
@@ -66,6 +66,15 @@ class IterationScheduler(Protocol):
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """One pass. Everything it did is committed when it returns, or undone when it raises."""
+        ...
+
+    def on_pages_lost(
+        self, output: SchedulerOutput, request_ids: Collection[RequestId], now_s: float
+    ) -> SchedulerOutput:
+        """Copies that the plan started have failed and the manager has let these caches go (M3).
+
+        Called between `schedule` and its step. Returns the plan without them; they are computed again.
+        """
         ...
 
     def complete(self, output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken], now_s: float) -> CompletedStep:

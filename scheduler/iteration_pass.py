@@ -32,9 +32,11 @@ class PassDecisions:
     """What a pass decided, to be applied after its commit.
 
     Attributes:
-        generations: requests that decode in the step.
+        generations: requests that decode in the step, each with its draft length.
         chunks: context chunks of the step.
-        started: contexts that left the waiting line in this pass.
+        out_of_line: contexts taken from the waiting line to be looked at, in order.
+        started: those of them that have a chunk now, or have failed.
+        num_duplicates: those of them that wait a pass for blocks that another computes.
         claims: tokens that each context found in the cache.
         resumed: requests whose suspended cache became active again.
         pushed_out: victims in order; True when suspended, False when paused for recompute.
@@ -45,8 +47,10 @@ class PassDecisions:
         restarts: a suspended request was let go so that it can start again; worth a commit by itself.
     """
 
-    generations: list[Request] = field(default_factory=list)
+    generations: dict[RequestId, tuple[Request, int]] = field(default_factory=dict)
     chunks: list[ContextChunk] = field(default_factory=list)
+    out_of_line: list[Request] = field(default_factory=list)
+    num_duplicates: int = 0
     started: list[Request] = field(default_factory=list)
     claims: list[tuple[Request, int]] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
@@ -61,6 +65,10 @@ class PassDecisions:
     def is_worth_commit(self) -> bool:
         """Whether anything came of the pass; otherwise it is undone, suspensions included (V12)."""
         return bool(self.generations or self.chunks or self.reserved or self.failed or self.restarts)
+
+    def decoding(self) -> list[Request]:
+        """The requests of `generations`."""
+        return [request for request, _ in self.generations.values()]
 
 
 class IterationPass:
@@ -141,18 +149,18 @@ class IterationPass:
     def try_with_victims(
         self,
         request: Request,
-        attempt: Callable[[Request], Given | Refusal],
+        attempt: Callable[[Request], Given | Refusal | None],
         victims: Callable[[], Sequence[Request]],
-    ) -> Given | Refusal:
+    ) -> Given | Refusal | None:
         """Attempt; when refused, push out victims one by one and attempt again (S3).
 
         Args:
             request: who asks.
-            attempt: all or nothing, and charges the budget itself.
+            attempt: all or nothing, and charges the budget itself. None means that it wants nothing now.
             victims: who may be pushed out, in order; asked for only when the first attempt is refused.
 
         Returns:
-            What `attempt` gave, or its last refusal; then every victim is back.
+            What `attempt` gave; or None or its last refusal, and then every victim is back.
         """
         answer = attempt(request)
         if not isinstance(answer, Refusal) or answer.reason is RefusalReason.NEVER_FITS:
@@ -161,6 +169,8 @@ class IterationPass:
         for victim in victims():
             self.push_out(victim)
             answer = attempt(request)
+            if answer is None:
+                break
             if not isinstance(answer, Refusal):
                 return answer
         self.return_to(mark)

@@ -14,20 +14,20 @@ acts at once and is taken back by hand in the cases somebody thought of; here no
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from configs import SchedulerConfig
 from manager import KVCacheManager, LeaseId, RequestId
 from scheduler.admission import TransferAdmission, TransferWindow
 from scheduler.budget import BudgetTracker
 from scheduler.context_planner import ContextPlanner
-from scheduler.errors import CallOutOfTurn, InvalidRequest, RequestTooLarge
+from scheduler.errors import CallOutOfTurn, InvalidConfiguration, InvalidRequest, RequestTooLarge
 from scheduler.generation_planner import GenerationPlanner
 from scheduler.handoff_outcomes import HandoffOutcomes
 from scheduler.iteration_pass import IterationPass, PassDecisions
 from scheduler.messages import Handoff, WorkerRole
 from scheduler.offer_planner import OfferPlanner
-from scheduler.output import AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
+from scheduler.output import OLDER_REQUEST_WAITS, AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
 from scheduler.pass_effects import PassEffects
 from scheduler.policy import CacheShape, Ordering, PageReckoning
 from scheduler.request import Request
@@ -37,7 +37,8 @@ from scheduler.states import AttemptEvent, AttemptState
 from scheduler.step_completion import StepCompletion
 
 _COUNTER_NAMES = (
-    "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps", "late_signals",
+    "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps",
+    "lost_pages", "late_signals", "duplicate_deferrals", "sent_away",
 )  # fmt: skip
 
 
@@ -52,7 +53,6 @@ class KVCacheV2Scheduler:
         shape: CacheShape,
         *,
         window: TransferWindow | None = None,
-        arrivals_per_priority: int = 64,
     ) -> None:
         """Collaborators of one worker.
 
@@ -62,8 +62,14 @@ class KVCacheV2Scheduler:
             role: what the worker computes.
             shape: the cache's sizes, see `CacheShape`.
             window: bytes that may be on their way here; None is without limit.
-            arrivals_per_priority: see `Ordering`.
+
+        Raises:
+            InvalidConfiguration: a batch could not get its index slots (V21).
         """
+        slots = manager.stats().index_slots_total
+        if config.max_batch_size > slots:
+            msg = f"max_batch_size={config.max_batch_size} is above the {slots} index slots of the cache"
+            raise InvalidConfiguration(msg)
         self._config = config
         self._manager = manager
         self._role = role
@@ -71,8 +77,9 @@ class KVCacheV2Scheduler:
         self._window: TransferWindow = TransferAdmission(None) if window is None else window
         self._reckoning = PageReckoning(shape, config)
         self._counters: Counter[str] = Counter(dict.fromkeys(_COUNTER_NAMES, 0))
-        self._table = RequestTable(Ordering(arrivals_per_priority))
-        self._effects = PassEffects(self._table, self._counters)
+        self._table = RequestTable(Ordering(config.arrivals_per_priority))
+        remote_min_tokens = config.recompute_remote_min_tokens if role is WorkerRole.GENERATION else 0
+        self._effects = PassEffects(self._table, self._counters, remote_min_tokens or None)
         self._outcomes = HandoffOutcomes(manager, self._table, self._window, self._counters)
         self._completion = StepCompletion(manager, self._table, role, max_step_retries=config.max_step_retries)
         self._num_arrivals = 0
@@ -81,6 +88,7 @@ class KVCacheV2Scheduler:
         self._is_idle_until_event = False
         self._owes_room_report = False
         self._has_room_to_report = False
+        self._deferred_for_older = False
 
     # -- arrivals ------------------------------------------------------------------------------------
 
@@ -163,6 +171,9 @@ class KVCacheV2Scheduler:
         if self._open_output is not None:
             msg = f"iteration {self._open_output.iteration} was neither completed nor abandoned"
             raise CallOutOfTurn(msg)
+        if self._table.has_nothing_to_run:
+            self._counters["iterations"] += 1
+            return SchedulerOutput(self._counters["iterations"])
         decisions, is_committed = self._plan()
         self._counters["iterations"] += 1
         output = self._effects.apply(decisions, is_committed=is_committed, now_s=now_s)
@@ -170,6 +181,19 @@ class KVCacheV2Scheduler:
             output = self._effects.with_deadlock(output, decisions, self._manager.availability())
         self._after_pass(decisions, output)
         return output
+
+    def on_pages_lost(
+        self, output: SchedulerOutput, request_ids: Collection[RequestId], now_s: float
+    ) -> SchedulerOutput:
+        """Pages that the plan promised did not arrive, and their caches are gone: the rest of the step (M3)."""
+        if output.has_step:
+            self._check_open(output)
+        remaining = self._effects.drop_lost(output, request_ids, now_s)
+        for request in remaining.sent_away:
+            self._window.release(request.request_id)
+        self._open_output = remaining if remaining.has_step else None
+        self._note_release()
+        return remaining
 
     def complete(self, output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken], now_s: float) -> CompletedStep:
         """The step succeeded: move history, append tokens, commit blocks, lease or free what ended."""
@@ -219,34 +243,33 @@ class KVCacheV2Scheduler:
 
     def _run_planners(self, plan: IterationPass) -> None:
         config, table = self._config, self._table
-        GenerationPlanner(plan, table).run()
+        GenerationPlanner(plan, table, fresh_first=config.fresh_generation_first).run()
         OfferPlanner(plan, table, self._reckoning, self._window, config.max_batch_size).run(self._starved)
-        ContextPlanner(
-            plan,
-            table,
-            self._reckoning,
-            chunk_unit=config.chunk_unit_tokens,
-            max_requests=config.max_batch_size,
-            context_only=self._role is WorkerRole.CONTEXT,
-        ).run()
+        ContextPlanner(plan, table, self._reckoning, config, context_only=self._role is WorkerRole.CONTEXT).run()
 
     def _undo(self, decisions: PassDecisions) -> None:
         """Take back what a pass took outside the manager: window bytes, and places in the waiting line."""
         for request in decisions.reserved:
             self._window.release(request.request_id)
-        for request in decisions.started:
-            self._table.waiting.push(request)
+        decisions.started.clear()
+        self._table.return_to_line(decisions.out_of_line)
 
     def _after_pass(self, decisions: PassDecisions, output: SchedulerOutput) -> None:
         self._starved = None if decisions.chunks else self._table.first_context_in_line()
         if output.has_step:
             self._open_output = output
+        if output.sent_away or output.failed:
+            self._note_release()
         self._is_idle_until_event = not output.has_step and not output.reserved and not decisions.restarts
         if output.deferred:
             self._owes_room_report, self._has_room_to_report = True, False
-        elif self._starved is None and decisions.blocked_by is None and not decisions.pushed_out:
-            # What made older requests wait, and offers with them, is over.
+            self._deferred_for_older = output.deferred[0][1].reason == OLDER_REQUEST_WAITS
+        elif self._deferred_for_older and self._is_nobody_short(decisions):
+            # No page was released, but the older requests that offers had to wait for are served.
             self._has_room_to_report = True
+
+    def _is_nobody_short(self, decisions: PassDecisions) -> bool:
+        return self._starved is None and decisions.blocked_by is None and not decisions.pushed_out
 
     def _check_open(self, output: SchedulerOutput) -> None:
         if self._open_output is not output:
@@ -273,8 +296,11 @@ class KVCacheV2Scheduler:
     @property
     def running(self) -> Sequence[Request]:
         """Requests that hold pages here, oldest first; suspended ones included."""
-        waiting = {request.request_id for request in self.waiting}
-        return [request for request in self._table.all() if request.request_id not in waiting]
+        table, has_cache = self._table, self._manager.has_cache
+        started = [request for request in table.contexts.values() if has_cache(request.request_id)]
+        leased = [request for request in table.leased.values() if not request.is_terminal]
+        holders = [*table.generations.values(), *table.receiving.values(), *started, *leased]
+        return sorted(holders, key=lambda request: request.arrival)
 
     @property
     def waiting(self) -> Sequence[Request]:
@@ -290,10 +316,7 @@ class KVCacheV2Scheduler:
 
         After a pass that produced nothing, only an event can change that: an arrival, an end, a release.
         """
-        if self._is_idle_until_event:
-            return False
-        table = self._table
-        return bool(table.generations or table.contexts or table.offers or len(table.waiting))
+        return not (self._is_idle_until_event or self._table.has_nothing_to_run)
 
     def counters(self) -> Mapping[str, int]:
         """Cumulative counts by name."""

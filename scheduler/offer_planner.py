@@ -3,7 +3,7 @@
 from manager import Grant, Refusal, RefusalReason
 from scheduler.admission import TransferWindow
 from scheduler.iteration_pass import IterationPass
-from scheduler.output import Deferral
+from scheduler.output import OLDER_REQUEST_WAITS, Deferral
 from scheduler.policy import PageReckoning
 from scheduler.request import Request
 from scheduler.request_table import Offer, RequestTable
@@ -46,16 +46,16 @@ class OfferPlanner:
                 if closed is not None:
                     decisions.deferred.append((offer.request, closed))
             else:
-                decisions.deferred.append((offer.request, Deferral("older_request_waits")))
+                decisions.deferred.append((offer.request, Deferral(OLDER_REQUEST_WAITS)))
 
     def _deferral_before_trying(self, offer: Offer, starved: Request | None) -> Deferral | None:
         blocked_by = self._plan.decisions.blocked_by
         if blocked_by is not None:
-            return Deferral("older_request_waits", blocked_by.needed, blocked_by.available)
+            return Deferral(OLDER_REQUEST_WAITS, blocked_by.needed, blocked_by.available)
         if self._plan.decisions.pushed_out or self._has_paused_contexts():
-            return Deferral("older_request_waits")
+            return Deferral(OLDER_REQUEST_WAITS)
         if starved is not None and not starved.is_terminal and starved.arrival < offer.request.arrival:
-            return Deferral("older_request_waits")
+            return Deferral(OLDER_REQUEST_WAITS)
         admitted = self._table.num_admitted + len(self._plan.decisions.reserved)
         if admitted >= self._max_requests:
             return Deferral("batch_full", 1, self._max_requests - admitted)
@@ -89,7 +89,7 @@ class OfferPlanner:
         plan = self._plan
         plan.budget.commit(grant)
         growing = (
-            *plan.decisions.generations,
+            *plan.decisions.decoding(),
             *self._table.receiving.values(),
             *plan.decisions.reserved,
             offer.request,

@@ -6,6 +6,9 @@ from manager import PageLease
 from scheduler.request import Request
 from scheduler.spec import FinishReason
 
+OLDER_REQUEST_WAITS = "older_request_waits"
+"""The reason of a `Deferral` that follows from another request, not from a limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContextChunk:
@@ -40,10 +43,14 @@ class SchedulerOutput:
     Attributes:
         iteration: number of the pass, from 1.
         contexts: chunks to compute; a re-prefilled (recompute-paused) request is among them.
-        generations: requests that decode one token; input is their last known token.
+        generations: requests that decode; input is their last known token, and their drafts after it.
+        draft_lengths: drafts of each generation that have a place and rows in this step, aligned with
+            `generations`; may be fewer than it wanted. Empty means none has any.
         reserved: offers that became reservations in this pass; the loop starts their transfers.
         deferred: offers that could not be taken, with the reason; the worker holds nothing of them.
         failed: requests that can never run here, with the reason; already released.
+        sent_away: decodes that lost their pages here and are too long to compute again here (S3); released.
+            Report them as failed and retriable: their doors submit them again with all tokens.
         num_suspended: caches suspended in this pass.
         num_recomputed: caches paused for recompute in this pass.
         num_resumed: caches resumed in this pass.
@@ -54,9 +61,11 @@ class SchedulerOutput:
     iteration: int
     contexts: tuple[ContextChunk, ...] = ()
     generations: tuple[Request, ...] = ()
+    draft_lengths: tuple[int, ...] = ()
     reserved: tuple[Request, ...] = ()
     deferred: tuple[tuple[Request, Deferral], ...] = ()
     failed: tuple[tuple[Request, str], ...] = ()
+    sent_away: tuple[Request, ...] = ()
     num_suspended: int = 0
     num_recomputed: int = 0
     num_resumed: int = 0
@@ -70,15 +79,22 @@ class SchedulerOutput:
     @property
     def num_rows(self) -> int:
         """Tokens that the step computes."""
-        return sum(chunk.num_tokens for chunk in self.contexts) + len(self.generations)
+        return sum(chunk.num_tokens for chunk in self.contexts) + len(self.generations) + sum(self.draft_lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """The token that a step drew for one request, and whether it is the last."""
+    """What a step drew for one request.
+
+    Attributes:
+        token_id: the token drawn after everything accepted.
+        finish_reason: set when `token_id` is the request's last.
+        accepted_token_ids: drafts that equal what was drawn at their positions, before `token_id`.
+    """
 
     token_id: int
     finish_reason: FinishReason | None = None
+    accepted_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +102,8 @@ class CompletedStep:
     """What completing a step changed.
 
     Attributes:
-        tokens: (request, position, drawn token) of every request that drew one, in batch order.
+        tokens: (request, position, token) of every new token, in batch order; an accepted draft is a
+            token like any other.
         leases: contexts that finished on a context worker and are now leased for a reader.
         finished: requests that ended in this step; already released.
     """

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from configs import SchedulerConfig, SchedulingPolicy
-from manager import PoolGroupId, TierLevel
-from manager.geometry import CacheGeometry
+from manager import CacheGeometry, PoolGroupId, TierLevel
 from scheduler.request import Request
 from scheduler.states import AttemptState
 
@@ -111,6 +110,11 @@ class PageReckoning:
         self._shape = shape
         self._no_evict = config.policy is SchedulingPolicy.GUARANTEED_NO_EVICT
 
+    @property
+    def tokens_per_block(self) -> int:
+        """Positions of one block."""
+        return self._shape.tokens_per_block
+
     def final_tokens(self, request: Request, *, context_only: bool) -> int:
         """Positions that need a place by the time `request` ends here.
 
@@ -121,7 +125,7 @@ class PageReckoning:
         if context_only:
             return len(request.token_ids)
         generated = max(request.spec.stop.max_tokens, request.num_generated + 1)
-        return len(request.spec.prompt_token_ids) + generated + request.num_draft_tokens
+        return len(request.spec.prompt_token_ids) + generated
 
     def growth(self, requests: Iterable[Request]) -> dict[PoolGroupId, int]:
         """One block for each of `requests` that can ever need another (B5), in pages per pool group."""

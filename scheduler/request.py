@@ -33,11 +33,13 @@ class Request:
         arrival: order of arrival on this worker; smaller is older.
         failed_steps: steps that raised while it was in them (V22).
         num_reused_tokens: positions found in the cache by its first prefix claim here (cached_tokens).
-        history: every state change, oldest first.
+        history: every event but TOKEN, oldest first; tokens are in `token_ids`.
+        request_id: the manager's key: this attempt.
+        token_ids: prompt, accepted and generated tokens; grows at its end.
+        prompt_length: tokens that this attempt started with: the prompt, and accepted tokens of earlier attempts.
     """
 
     __slots__ = (
-        "_prompt_length",
         "_token_ids",
         "arrival",
         "attempt_id",
@@ -45,8 +47,11 @@ class Request:
         "history",
         "num_draft_tokens",
         "num_reused_tokens",
+        "prompt_length",
+        "request_id",
         "spec",
         "state",
+        "token_ids",
     )
 
     def __init__(
@@ -61,25 +66,13 @@ class Request:
         self.num_draft_tokens = 0
         self.num_reused_tokens: int | None = None
         self.history: list[StateChange] = []
+        # Attributes, not properties: a pass reads them several times per request.
+        self.request_id = RequestId(attempt_id)
         self._token_ids = [*spec.prompt_token_ids, *spec.accepted_token_ids]
-        self._prompt_length = len(self._token_ids)
+        self.token_ids: Sequence[int] = self._token_ids
+        self.prompt_length = len(self._token_ids)
 
     # -- manager.CacheRequest ----------------------------------------------------------------------
-
-    @property
-    def request_id(self) -> RequestId:
-        """The manager's key: this attempt."""
-        return RequestId(self.attempt_id)
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Prompt, accepted and generated tokens."""
-        return self._token_ids
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens that this attempt started with: the prompt, and accepted tokens of earlier attempts."""
-        return self._prompt_length
 
     @property
     def reuse_scope(self) -> ReuseScope:
@@ -109,6 +102,10 @@ class Request:
         self._token_ids.append(token_id)
         return position
 
+    def take_back_tokens(self, count: int) -> None:
+        """Forget the last `count` tokens: the step that brought them could not be completed."""
+        del self._token_ids[len(self._token_ids) - count :]
+
     @property
     def is_terminal(self) -> bool:
         """Whether the attempt has ended on this worker."""
@@ -117,6 +114,8 @@ class Request:
     def on_event(self, event: AttemptEvent, now_s: float) -> None:
         """Move by the table. Raises IllegalTransition and changes nothing where the table has no entry."""
         before, self.state = self.state, advance_attempt(self.state, event)
+        if event is AttemptEvent.TOKEN:
+            return
         self.history.append(StateChange(event, self.state, now_s))
         if _log.isEnabledFor(logging.DEBUG):
             names = {"uid": self.spec.uid, "attempt": self.attempt_id, "event": event.value}
@@ -125,3 +124,44 @@ class Request:
     def __repr__(self) -> str:
         """Short, for logs and assertion messages."""
         return f"Request({self.attempt_id} {self.spec.uid} {self.state} tokens={len(self._token_ids)})"
+
+
+@dataclass(frozen=True, slots=True)
+class WithDrafts:
+    """A request as the manager should see it for one call: with another draft length.
+
+    The request keeps its own wish, so that a refusal leaves no draft length behind (V3).
+    """
+
+    request: Request
+    num_draft_tokens: int
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request's."""
+        return self.request.request_id
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The request's."""
+        return self.request.token_ids
+
+    @property
+    def prompt_length(self) -> int:
+        """The request's."""
+        return self.request.prompt_length
+
+    @property
+    def reuse_scope(self) -> ReuseScope:
+        """The request's."""
+        return self.request.reuse_scope
+
+    @property
+    def adapter_id(self) -> AdapterId | None:
+        """The request's."""
+        return self.request.adapter_id
+
+    @property
+    def priority(self) -> int:
+        """The request's."""
+        return self.request.priority

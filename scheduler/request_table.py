@@ -11,7 +11,7 @@ Beside them: pages that outlive their attempt, `quarantined` (reads may still wr
 leases of cancelled contexts. Refuses to know the manager: the callers move pages and places together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from manager import LeaseId, RequestId
@@ -34,6 +34,7 @@ class RequestTable:
 
     __slots__ = (
         "_by_id",
+        "_generation_line",
         "contexts",
         "generations",
         "leased",
@@ -55,6 +56,7 @@ class RequestTable:
         self.leased: dict[LeaseId, Request] = {}
         self.quarantined: dict[RequestId, Request] = {}
         self._by_id: dict[RequestId, Request] = {}
+        self._generation_line: list[Request] | None = None
 
     def enter(self, request: Request) -> None:
         """Make it known; the caller puts it into its place."""
@@ -71,6 +73,7 @@ class RequestTable:
         self.waiting.discard(request_id)
         for place in (self.contexts, self.receiving, self.generations):
             place.pop(request_id, None)
+        self._generation_line = None
         self.offers.pop(request_id, None)
 
     def move_to_generations(self, request: Request) -> None:
@@ -78,10 +81,17 @@ class RequestTable:
         self.contexts.pop(request.request_id, None)
         self.receiving.pop(request.request_id, None)
         self.generations[request.request_id] = request
+        self._generation_line = None
+
+    def return_to_line(self, requests: Iterable[Request]) -> None:
+        """They were looked at and go back to where they stood; the line is as if they had never left."""
+        for request in requests:
+            self.waiting.push(request)
 
     def move_to_contexts(self, request: Request) -> None:
         """It left the waiting line, or lost its pages and computes its tokens again."""
         self.generations.pop(request.request_id, None)
+        self._generation_line = None
         self.contexts[request.request_id] = request
 
     def move_to_receiving(self, request: Request) -> None:
@@ -105,6 +115,11 @@ class RequestTable:
         return len(self.contexts) + len(self.generations) + len(self.receiving)
 
     @property
+    def has_nothing_to_run(self) -> bool:
+        """Whether no request here wants a row, a page or a seat now."""
+        return not (self.generations or self.contexts or self.offers or len(self.waiting))
+
+    @property
     def has_pages_in_flight(self) -> bool:
         """Whether pages will come back without any step: a transfer, a lease or a quarantine ends."""
         return bool(self.receiving or self.leased or self.quarantined)
@@ -115,12 +130,14 @@ class RequestTable:
         yield from self.receiving.values()
         yield from self.contexts.values()
 
+    def generations_in_line(self) -> list[Request]:
+        """The generations, first in order first; kept from pass to pass while nobody comes or goes."""
+        if self._generation_line is None:
+            self._generation_line = self.ordering.first_to_last(self.generations.values())
+        return self._generation_line
+
     def first_context_in_line(self) -> Request | None:
         """Who gets the first chunk: a started context before a new one."""
         if self.contexts:
             return min(self.contexts.values(), key=self.ordering.rank)
         return self.waiting.peek()
-
-    def all(self) -> list[Request]:
-        """Every request that has not ended, oldest first."""
-        return sorted(self._by_id.values(), key=lambda request: request.arrival)

@@ -41,22 +41,47 @@ class StepCompletion:
         chunks = [chunk for chunk in output.contexts if not chunk.request.is_terminal]
         generations = [request for request in output.generations if not request.is_terminal]
         drawing = self._drawing(output.iteration, chunks, generations, drawn)
-        leases: dict[RequestId, PageLease] = {}
-        with TransactionScope(self._manager.begin_complete()):
-            for chunk in chunks:
-                self._manager.advance(chunk.request, chunk.num_tokens)
-            for request in generations:
-                self._manager.advance(request, 1)
-            for request, _, event in drawing:
-                if event is AttemptEvent.CONTEXT_LEASED:
-                    leases[request.request_id] = self._manager.grant_lease(request)
-                if event is AttemptEvent.CONTEXT_LEASED or event in _ENDINGS:
-                    self._manager.free_resources(request)
+        _check_accepted(output, drawn)
+        # Blocks are committed under the tokens that a request knows, so accepted drafts are known first.
+        drafted = [request for request in generations if drawn[request.request_id].accepted_token_ids]
+        for request in drafted:
+            for token_id in drawn[request.request_id].accepted_token_ids:
+                request.append_token(token_id)
+        try:
+            leases = self._advance(chunks, generations, drawing, drawn)
+        except BaseException:
+            for request in drafted:
+                request.take_back_tokens(len(drawn[request.request_id].accepted_token_ids))
+            raise
         for chunk in chunks:
             chunk.request.failed_steps = 0
             if not chunk.is_last:
                 chunk.request.on_event(AttemptEvent.CHUNK_DONE, now_s)
         return self._apply_drawn(drawing, leases, now_s)
+
+    def _advance(
+        self,
+        chunks: list[ContextChunk],
+        generations: list[Request],
+        drawing: list[_Drawing],
+        drawn: Mapping[RequestId, DrawnToken],
+    ) -> dict[RequestId, PageLease]:
+        """The manager's half of a completed step, in one transaction."""
+        leases: dict[RequestId, PageLease] = {}
+        advance = self._manager.advance
+        with TransactionScope(self._manager.begin_complete()):
+            for chunk in chunks:
+                advance(chunk.request, chunk.num_tokens)
+            for request in generations:
+                advance(request, 1 + len(drawn[request.request_id].accepted_token_ids))
+            for request, _, event in drawing:
+                if event is AttemptEvent.TOKEN:
+                    continue
+                if event is AttemptEvent.CONTEXT_LEASED:
+                    leases[request.request_id] = self._manager.grant_lease(request)
+                if event is AttemptEvent.CONTEXT_LEASED or event in _ENDINGS:
+                    self._manager.free_resources(request)
+        return leases
 
     def abandon(self, output: SchedulerOutput, now_s: float) -> AbandonedStep:
         """The step failed: no history moves; its requests run again, or fail after too many failures (V22).
@@ -93,15 +118,19 @@ class StepCompletion:
         if missing:
             msg = f"iteration {iteration}: no token was drawn for {missing}"
             raise CallOutOfTurn(msg)
-        return [(request, drawn[request.request_id], self._event(request, drawn)) for request in drawers]
+        drawing = []
+        for request in drawers:
+            token = drawn[request.request_id]
+            is_context = request.state is AttemptState.CONTEXT_INIT
+            drawing.append((request, token, self._event(token, is_context=is_context)))
+        return drawing
 
-    def _event(self, request: Request, drawn: Mapping[RequestId, DrawnToken]) -> AttemptEvent:
-        ended = drawn[request.request_id].finish_reason is not None
+    def _event(self, token: DrawnToken, *, is_context: bool) -> AttemptEvent:
+        ended = token.finish_reason is not None
         if self._role is WorkerRole.CONTEXT:
             return AttemptEvent.FINISHED_BY_FIRST_TOKEN if ended else AttemptEvent.CONTEXT_LEASED
         if ended:
             return AttemptEvent.FINISHED
-        is_context = request.state is AttemptState.CONTEXT_INIT
         return AttemptEvent.CONTEXT_DONE_HERE if is_context else AttemptEvent.TOKEN
 
     def _apply_drawn(
@@ -111,6 +140,10 @@ class StepCompletion:
         tokens, leased, finished = [], [], []
         for request, token, event in drawing:
             request.failed_steps = 0
+            if token.accepted_token_ids:
+                first = request.num_generated - len(token.accepted_token_ids)
+                accepted = enumerate(token.accepted_token_ids)
+                tokens += [(request, first + place, DrawnToken(token_id)) for place, token_id in accepted]
             tokens.append((request, request.append_token(token.token_id), token))
             request.on_event(event, now_s)
             if event in _ENDINGS:
@@ -123,3 +156,18 @@ class StepCompletion:
             elif event is AttemptEvent.CONTEXT_DONE_HERE:
                 table.move_to_generations(request)
         return CompletedStep(tokens=tuple(tokens), leases=tuple(leased), finished=tuple(finished))
+
+
+def _check_accepted(output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken]) -> None:
+    """No request accepts more drafts than the step had rows for. Raises CallOutOfTurn."""
+    if not any(token.accepted_token_ids for token in drawn.values()):
+        return
+    lengths = dict.fromkeys(drawn, 0)
+    pairs = zip(output.generations, output.draft_lengths or [0] * len(output.generations), strict=True)
+    lengths.update((request.request_id, length) for request, length in pairs)
+    for request_id, token in drawn.items():
+        if len(token.accepted_token_ids) > lengths[request_id]:
+            msg = (
+                f"{request_id}: {len(token.accepted_token_ids)} drafts accepted, but the step had {lengths[request_id]}"
+            )
+            raise CallOutOfTurn(msg)

@@ -17,13 +17,14 @@ Rank = tuple[int, int]
 class WaitingQueue:
     """A priority queue of requests with removal from the middle."""
 
-    __slots__ = ("_heap", "_present", "_rank_of")
+    __slots__ = ("_heap", "_line", "_present", "_rank_of")
 
     def __init__(self, rank_of: Callable[[Request], Rank]) -> None:
         """`rank_of` must not change for a request while it waits."""
         self._rank_of = rank_of
         self._heap: list[tuple[Rank, Request]] = []
         self._present: dict[RequestId, Request] = {}
+        self._line: dict[RequestId, Request] | None = None
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -32,6 +33,8 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         """Put it in line; O(log n). Pushing back what `pop` gave restores the line exactly."""
         self._present[request.request_id] = request
+        if self._line is not None and request.request_id not in self._line:
+            self._line = None
         heapq.heappush(self._heap, (self._rank_of(request), request))
 
     def peek(self) -> Request | None:
@@ -51,8 +54,15 @@ class WaitingQueue:
         self._present.pop(request_id, None)
 
     def in_order(self) -> list[Request]:
-        """Everyone, first in line first; O(n log n), for reports."""
-        return sorted(self._present.values(), key=self._rank_of)
+        """Everyone, first in line first, for reports; sorted only when somebody came since.
+
+        Who left since is skipped; who left and came back stands where it stood.
+        """
+        if self._line is None or len(self._line) > 2 * len(self._present) + 64:
+            ordered = sorted(self._present.values(), key=self._rank_of)
+            self._line = {request.request_id: request for request in ordered}
+        present = self._present
+        return [request for request_id, request in self._line.items() if request_id in present]
 
     def _drop_tombstones(self) -> None:
         while self._heap and self._present.get(self._heap[0][1].request_id) is not self._heap[0][1]:

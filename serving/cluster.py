@@ -74,7 +74,10 @@ class Cluster:
 
     def _start_ray(self, ray_folder: Path) -> None:
         assert self._run is not None
+        # Inherited by every process of a private cluster. (A runtime environment of an actor would cost it
+        # the Python process that Ray has already started.)
         os.environ[RUN_ID_VARIABLE] = self._run.run_id
+        os.environ["OMP_NUM_THREADS"] = str(_threads_per_worker(self._config))
         cluster = self._config.cluster
         self._owns_ray = not cluster.ray_address
         if cluster.ray_address:
@@ -105,11 +108,7 @@ class Cluster:
         threads = _threads_per_worker(self._config)
         plan = WorkerPlan(self._config, self._model_folder, self._run.path, threads)
         for name, role in worker_names(self._config.cluster):
-            options = {
-                "max_restarts": -1,
-                "num_gpus": self._config.cluster.gpus_per_worker,
-                "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
-            }
+            options = {"max_restarts": -1, "num_gpus": self._config.cluster.gpus_per_worker}
             self._workers[name] = _actor(WorkerActor, name, **options).remote(place, plan, name, role)
         deadline_s = self._config.cluster.start_timeout_s
         ray.get(self._central.start.remote(), timeout=deadline_s)

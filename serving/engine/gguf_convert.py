@@ -26,6 +26,7 @@ from serving.engine.model_folder import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     check_model_folder,
+    record_weight_hashes,
 )
 
 _TOP_NAMES = {
@@ -62,6 +63,7 @@ def convert_gguf(path: Path, target: Path, *, show_progress: bool = False) -> No
             # The reader has no errors of its own: a truncated or foreign file surfaces as any of these.
             raise ModelFileError(path, f"is damaged or not a GGUF file ({type(error).__name__}: {error})") from error
         check_model_folder(folder)
+        record_weight_hashes(folder)
         try:
             folder.rename(target)
         except OSError:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from configs import ModelConfig
 from serving.engine.errors import ModelFileError
 
@@ -18,6 +20,7 @@ WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+HASHES_FILE = "pdserve_hashes.json"
 
 _HASH_CHUNK_BYTES = 1 << 20
 
@@ -109,23 +112,52 @@ def check_model_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ModelFileError(folder, "is not a folder")
     load_model_config(folder)
-    weight_files(folder)
+    for file in weight_files(folder):
+        _check_weight_file(file)
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
         read_json_object(folder / name)
+
+
+def _check_weight_file(file: Path) -> None:
+    """Compare the header with the file's size, so that a half copied file is refused before workers start."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(file, f"is damaged or not a safetensors file ({error})") from error
 
 
 def model_fingerprint(folder: Path) -> str:
     """Hash of the configuration and every byte of the weights; equal on two workers iff the model is.
 
-    Takes about a second per GB.
+    Takes about a second per GB, unless the folder has the hashes of exactly these files
+    (`record_weight_hashes`: same sizes, same modification times).
 
     Raises:
         ModelFileError: a file is missing or unreadable.
     """
     digest = hashlib.sha256(json.dumps(asdict(load_model_config(folder))).encode())
+    recorded = _recorded_hashes(folder)
     for file in weight_files(folder):
-        digest.update(hash_file(file).encode())
+        digest.update((recorded.get(_mark(file)) or hash_file(file)).encode())
     return digest.hexdigest()
+
+
+def record_weight_hashes(folder: Path) -> None:
+    """Keep the hashes of the weights beside them, so that workers start without reading every byte first."""
+    hashes = {_mark(file): hash_file(file) for file in weight_files(folder)}
+    (folder / HASHES_FILE).write_text(json.dumps(hashes), encoding="utf-8")
+
+
+def _recorded_hashes(folder: Path) -> Mapping[str, str]:
+    path = folder / HASHES_FILE
+    return {key: str(value) for key, value in read_json_object(path).items()} if path.is_file() else {}
+
+
+def _mark(file: Path) -> str:
+    """A file as it is now: any write to it changes the mark."""
+    status = file.stat()
+    return f"{file.name} {status.st_size} {status.st_mtime_ns}"
 
 
 def hash_file(path: Path) -> str:

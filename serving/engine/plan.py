@@ -19,9 +19,11 @@ from serving.engine.paging import TILE_TOKENS, PageLayout
 
 ITEM_TOKENS = 64
 """Queries of one item; a chunk is cut into these from its start."""
-_MAX_PAIR_ROWS = 16384
-"""Bound on tiles times query rows of one group: about 40 MB of scores for three KV heads."""
-_MAX_PAIRS = 128
+_MAX_KEY_BYTES = 6 << 20
+"""Bound on the copied keys of one group, and on its values. Above, the allocator gives the memory back to the
+system after each layer, and page faults double the time of a step."""
+_MAX_SCORE_BYTES = 24 << 20
+"""Bound on the scores of one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,11 @@ class StepPlanner:
             by_length[item.num_tokens].append(item)
         for length, of_length in by_length.items():
             of_length.sort(key=lambda item: -item.num_tiles)
-            max_pairs = min(_MAX_PAIRS, _MAX_PAIR_ROWS // (length * self._heads_per_kv))
+            tile_bytes = layout.num_kv_heads * TILE_TOKENS * 4
+            max_pairs = min(
+                _MAX_KEY_BYTES // (tile_bytes * layout.head_dim),
+                _MAX_SCORE_BYTES // (tile_bytes * length * self._heads_per_kv),
+            )
             for part in _split_by_pairs(of_length, max_pairs):
                 yield self._attention_group(part, group, layout, positions)
 

@@ -13,7 +13,7 @@ import torch
 from serving.engine.batch import SamplingKey
 from serving.engine.noise import gumbel_noise
 
-_FIRST_RANKS = 256
+_RANKS = (256, 4096)
 """Tokens that are ranked before all of them are: nearly every top_p is reached among these."""
 
 
@@ -80,11 +80,11 @@ def _ranked(scaled: torch.Tensor, at_least: int) -> torch.Tensor:
 def _nucleus(scaled: torch.Tensor, top_p: float) -> torch.Tensor:
     """The fewest best tokens whose probabilities reach `top_p` of the whole vocabulary's."""
     total = scaled.logsumexp(-1)
-    token_ids = _ranked(scaled, _FIRST_RANKS)
-    reached = (scaled[token_ids] - total).exp().cumsum(-1)
-    if len(token_ids) < len(scaled) and reached[-1] < top_p:
-        token_ids = _ranked(scaled, len(scaled))
+    for at_least in (*_RANKS, len(scaled)):
+        token_ids = _ranked(scaled, at_least)
         reached = (scaled[token_ids] - total).exp().cumsum(-1)
+        if reached[-1] >= top_p:
+            break
     return token_ids[: int((reached < top_p).sum()) + 1]
 
 

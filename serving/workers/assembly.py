@@ -9,13 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from configs import ModelConfig
+from configs import DiskTierConfig, HostTierConfig, KVCacheConfig, ModelConfig
 from kvtransfer import PeerChannel, TransferAgent
 from kvtransfer.messages import PoolLayout
 from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
-from manager import LayerGroupId
+from manager import CacheConfigError, LayerGroupId
 from manager.geometry import CacheGeometry
 from manager.kv_cache_manager import KVCacheManagerV2
+from manager.pools.base import SlotPool
+from manager.pools.copy_threads import CopyThread
+from manager.pools.disk_pools import DiskPool
+from manager.pools.numpy_pools import NumpyPool
 from manager.pools.torch_pools import TorchPool
 from scheduler.admission import TransferAdmission
 from scheduler.errors import InvalidRequest
@@ -67,7 +71,9 @@ def build_worker(
     wake = threading.Event()
     layout = _pool_layout(model, geometry, model_fingerprint(plan.model_folder), dtype)
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
-    manager = KVCacheManagerV2(geometry, config.cache, identity.epoch)
+    tiers = [pool, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
+    copies = CopyThread(tiers) if len(tiers) > 1 else None
+    manager = KVCacheManagerV2(geometry, config.cache, identity.epoch, copies)
     scheduler = KVCacheV2Scheduler(
         config.scheduler,
         manager,
@@ -94,7 +100,7 @@ def build_worker(
         loop,
         AgentThread(loop, agent, sinks, config.transfer.heartbeat_s, clock),
         manager=manager,
-        on_close=lambda: pool_path.unlink(missing_ok=True),
+        on_close=lambda: _close(manager, tiers, pool_path),
     )
 
 
@@ -108,6 +114,28 @@ def _make_pool(
         return TorchPool(num_slots, group.page_bytes, memory=memory), memory, SharedPool()
     pool = TorchPool(num_slots, group.page_bytes, device=device)
     return pool, memory, TwinPool(pool, memory)
+
+
+def _lower_tiers(geometry: CacheGeometry, cache: KVCacheConfig, run_folder: Path) -> list[SlotPool]:
+    (group,) = geometry.pool_groups
+    pools: list[SlotPool] = []
+    for tier, num_slots in zip(cache.tiers[1:], group.num_slots[1:], strict=True):
+        match tier:
+            case HostTierConfig():
+                pools.append(NumpyPool(num_slots, group.page_bytes))
+            case DiskTierConfig():
+                pools.append(DiskPool(num_slots, group.page_bytes, tier.path or str(run_folder)))
+            case _:
+                msg = f"tier {tier.tier} cannot be below another"
+                raise CacheConfigError(msg)
+    return pools
+
+
+def _close(manager: KVCacheManagerV2, tiers: Sequence[SlotPool], pool_path: Path) -> None:
+    manager.close()
+    for pool in tiers:
+        pool.close()
+    pool_path.unlink(missing_ok=True)
 
 
 def _pool_layout(model: ModelConfig, geometry: CacheGeometry, fingerprint: str, dtype: torch.dtype) -> PoolLayout:

@@ -231,6 +231,9 @@ class WorkerLoop:
     def _pass(self) -> bool:
         output = self._scheduler.schedule(self._clock())
         self._progress.iteration = output.iteration
+        lost = self._parts.manager.finish_fills()
+        if lost:
+            output = self._scheduler.on_pages_lost(output, lost, self._clock())
         for request in output.reserved:
             self._phases.enter(request.attempt_id, "transfer", self._clock())
             self._generation_side.on_reserved(request, self._clock())
@@ -239,11 +242,14 @@ class WorkerLoop:
             self._outbox.report(Deferred(request.attempt_id, deferral.reason, deferral.needed, deferral.available))
         for request, message in output.failed:
             self._fail(request, ErrorKind.NEVER_FITS, message, retriable=False)
+        for request in output.sent_away:
+            message = f"request {request.spec.uid}: lost its pages on {self._identity.name}, computed again elsewhere"
+            self._fail(request, ErrorKind.WORKER_LOST, message, retriable=True)
         if output.deadlock is not None:
             _log.error("%s: nothing can run: %s", self._identity.name, output.deadlock)
         if output.has_step:
             self._step(output)
-        return output.has_step or bool(output.reserved or output.deferred or output.failed)
+        return output.has_step or bool(output.reserved or output.deferred or output.failed or output.sent_away)
 
     def _step(self, output: SchedulerOutput) -> None:
         started_s = self._clock()

@@ -76,6 +76,7 @@ class RemoteContextWorker:
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_run, args=(plan, other), daemon=True)
         self._process.start()
+        other.close()  # or this side would wait for ever for a process that died
         self._received: list[object] = []
         self._replies: dict[int, SettleReply] = {}
         self._num_asked = 0

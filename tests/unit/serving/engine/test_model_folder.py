@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from serving.engine.errors import ModelFileError
-from serving.engine.model_folder import check_model_folder, load_model_config, model_fingerprint, weight_files
+from serving.engine.model_folder import (
+    check_model_folder,
+    load_model_config,
+    model_fingerprint,
+    record_weight_hashes,
+    weight_files,
+)
 from tests.fakes.tiny_model import tiny_config, write_tiny_model
 
 
@@ -104,3 +110,27 @@ def test_the_fingerprint_depends_on_weights_and_configuration_but_not_on_the_pla
 
     assert prints["first"] == prints["copy"]
     assert len(set(prints.values())) == 3
+
+
+def test_a_weight_file_that_was_cut_short_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelFileError, match=r"model\.safetensors.*damaged"):
+        check_model_folder(folder)
+
+
+def test_recorded_hashes_spare_the_reading_but_never_hide_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_model(tmp_path)
+    fingerprint = model_fingerprint(folder)
+    record_weight_hashes(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("serving.engine.model_folder.hash_file", lambda path: pytest.fail(f"{path} was read"))
+        assert model_fingerprint(folder) == fingerprint
+    weights = folder / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    assert model_fingerprint(folder) != fingerprint

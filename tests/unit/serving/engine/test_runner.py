@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -145,3 +148,16 @@ def test_pools_that_do_not_fit_the_model_are_refused(model: TinyModel) -> None:
         Engine(model.config, model.weights, {GROUP: pool, LayerGroupId(1): pool})
     with pytest.raises(ValueError, match=r"hold layers \[0\], the model has 2"):
         Engine(model.config, model.weights, {GROUP: pool}, layer_groups={GROUP: [LayerId(0)]})
+
+
+def test_the_engine_runs_where_only_torch_numpy_and_safetensors_are_installed() -> None:
+    absent = ["gguf", "tokenizers", "transformers", "tqdm", "ray", "fastapi", "pydantic", "yaml"]
+    program = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({absent}))\n"  # None there makes an import fail
+        "import serving.engine.runner, serving.engine.weights"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.returncode == 0, done.stderr
