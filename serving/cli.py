@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="WHAT")
     _add_bench_serve(bench.add_parser("serve", help="latency and throughput of a running server"))
     _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
+    _add_bench_scheduler(bench.add_parser("scheduler", help="microseconds of a scheduling pass"))
     add_simulate_options(commands.add_parser("simulate", help="a deployment in virtual time, from a seed"))
     return parser
 
@@ -81,6 +82,14 @@ def _add_bench_serve(parser: argparse.ArgumentParser) -> None:
 def _add_bench_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_bench_transport)
+
+
+def _add_bench_scheduler(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--running", type=int, nargs="+", default=[16, 64, 256], help="decodes in the step")
+    parser.add_argument("--waiting", type=int, nargs="+", default=[0, 10, 1_000, 10_000], help="blocked requests")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=_bench_scheduler)
 
 
 # -- serve ---------------------------------------------------------------------------------------------
@@ -166,6 +175,12 @@ def _bench_transport(arguments: argparse.Namespace) -> int:
         for row in results:
             print(row)
     return 0
+
+
+def _bench_scheduler(arguments: argparse.Namespace) -> int:
+    from serving.bench import scheduler
+
+    return scheduler.run(arguments)
 
 
 if __name__ == "__main__":

@@ -78,9 +78,9 @@ class LeakyPass(IterationPass):
     def try_with_victims(
         self,
         request: Request,
-        attempt: Callable[[Request], Given | Refusal],
+        attempt: Callable[[Request], Given | Refusal | None],
         victims: Callable[[], Sequence[Request]],
-    ) -> Given | Refusal:
+    ) -> Given | Refusal | None:
         """As ours; with V8 among victims that may hold nothing, tried first."""
 
         def all_victims() -> list[Request]:
