@@ -20,6 +20,7 @@ from configs import (
     DTypeName,
     EngineConfig,
     KVCacheConfig,
+    TransferConfig,
 )
 from scheduler.spec import RequestSpec, RequestUid, SamplingParams, StopParams
 from serving.engine.batch import StepBatch
