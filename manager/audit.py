@@ -6,9 +6,10 @@ states, digests from tokens; the first difference is a CorruptedError that names
 
 from collections import Counter
 
+from manager.cache_chain import CacheStatus
 from manager.digests import block_digest
 from manager.errors import CorruptedError
-from manager.kv_cache import CacheStatus, KVCache
+from manager.kv_cache import KVCache
 from manager.page import NONE, PageState
 from manager.snapshot import ManagerParts
 

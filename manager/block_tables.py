@@ -71,7 +71,8 @@ class BlockTables:
         self._tables[group][block] = slot
 
     def _put(self, first: int, old: Sequence[npt.NDArray[np.int32]]) -> None:
-        for table, entries in zip(self._tables, old, strict=True):
+        # `old` is empty where the tables did not exist yet: then there is nothing to restore.
+        for table, entries in zip(self._tables, old, strict=False):
             table[first : first + len(entries)] = entries
 
     def _extend(self, num_blocks: int) -> None:

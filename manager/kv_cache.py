@@ -9,21 +9,11 @@ Knows neither other requests nor transactions; every change is journaled by it o
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 
-import numpy as np
-import numpy.typing as npt
-
-from manager.block_tables import BlockTables
-from manager.digests import BlockDigests
+from manager.cache_chain import CacheChain, CacheStatus
 from manager.errors import LogicError
-from manager.geometry import CacheGeometry
-from manager.ids import BlockOrdinal, LayerGroupId, RequestId, SlotId
 from manager.page import NONE, PageState
-from manager.page_location import PageLocation
 from manager.prefix_match import PrefixMatch, find_partial, find_prefix
-from manager.storage.journal import Journal
-from manager.storage_manager import StorageManager
 
 _COMMITTED = int(PageState.COMMITTED)
 
@@ -39,91 +29,10 @@ def _overlap(span: range, other: range) -> range:
     return range(first, max(first, min(span.stop, other.stop)))
 
 
-class CacheStatus(StrEnum):
-    """Whether the request can run."""
+class KVCache(CacheChain):
+    """What happens to a request's cache; the state is in `CacheChain`."""
 
-    ACTIVE = "active"
-    SUSPENDED = "suspended"
-
-
-class KVCache:
-    """Pages of one request.
-
-    Attributes:
-        request_id: whose it is.
-        status: active, or suspended.
-        priority: of the request; decides how long its blocks stay cached.
-        index_slot: row of the per-sequence tables; NONE while suspended.
-        history: positions already computed.
-        num_blocks: blocks that have a place.
-        num_committed: blocks that are in the tree.
-        num_claimed: blocks found in the cache when it was created.
-        reserved_tokens: positions whose pages wait for a transfer and must not be written by a step; 0 once
-            activated, and for a cache that is computed here.
-        pages: per layer group, page record per block; NONE where a page left the window.
-        digests: of its full blocks, as far as hashed.
-    """
-
-    __slots__ = (
-        "_geometry",
-        "_groups",
-        "_has_windows",
-        "_journal",
-        "_leaf",
-        "_num_passed",
-        "_storage",
-        "_tables",
-        "digests",
-        "history",
-        "index_slot",
-        "num_blocks",
-        "num_claimed",
-        "num_committed",
-        "pages",
-        "priority",
-        "request_id",
-        "reserved_tokens",
-        "status",
-    )
-
-    def __init__(
-        self,
-        request_id: RequestId,
-        digests: BlockDigests,
-        geometry: CacheGeometry,
-        storage: StorageManager,
-        journal: Journal,
-    ) -> None:
-        """Start empty and active."""
-        self._geometry = geometry
-        self._storage = storage
-        self._journal = journal
-        self.request_id = request_id
-        self.digests = digests
-        self.status = CacheStatus.ACTIVE
-        self.priority = 0
-        self.index_slot = NONE
-        self.history = 0
-        self.num_blocks = 0
-        self.num_committed = 0
-        self.num_claimed = 0
-        self.reserved_tokens = 0
-        self.pages: list[list[int]] = [[] for _ in geometry.layer_groups]
-        self._groups = range(len(geometry.layer_groups))
-        self._has_windows = geometry.has_windows
-        # Per layer group, blocks before this one have been looked at when they left the window.
-        self._num_passed = [0] * len(geometry.layer_groups)
-        self._leaf = NONE
-        self._tables = BlockTables(len(geometry.layer_groups), storage.pages, journal)
-
-    @property
-    def capacity(self) -> int:
-        """Positions that have a place."""
-        return self.num_blocks * self._geometry.tokens_per_block
-
-    def block_table(self, group: int) -> npt.NDArray[np.int32]:
-        """[num_blocks] device slots, read-only; a view of the buffer."""
-        return self._tables.view(group, self.num_blocks)
+    __slots__ = ()
 
     # -- plan --------------------------------------------------------------------------------------
 
@@ -320,22 +229,6 @@ class KVCache:
         self._journal.push((self._put_reserved, (self.reserved_tokens,)))
         self.reserved_tokens = num_tokens
 
-    @property
-    def is_suspended(self) -> bool:
-        """Whether it cannot run before a resume."""
-        return self.status is CacheStatus.SUSPENDED
-
-    @property
-    def is_reservation(self) -> bool:
-        """Whether it waits for a transfer."""
-        return self.reserved_tokens > 0
-
-    @property
-    def filling_blocks(self) -> tuple[int, int]:
-        """Blocks [first, last) that the transfer fills."""
-        size = self._geometry.tokens_per_block
-        return self.history // size, -(-self.reserved_tokens // size)
-
     def release(self) -> None:
         """Let every page go, deepest block first, so that no block outlives its parent in the cache."""
         if not self._has_windows and len(self.pages) == 1:
@@ -345,21 +238,6 @@ class KVCache:
         if self.is_suspended:
             self._storage.unhold(present)
         self._storage.release(present, self.priority)
-
-    def locate(self, first: int, last: int) -> tuple[PageLocation, ...]:
-        """Pages of blocks [first, last), by block then layer group; pages that left the window are skipped."""
-        slot = self._storage.pages.slot
-        return tuple(
-            PageLocation(BlockOrdinal(block), LayerGroupId(group), SlotId(slot[pages[block]]))
-            for block in range(first, last)
-            for group, pages in enumerate(self.pages)
-            if pages[block] != NONE
-        )
-
-    @property
-    def leaf(self) -> int:
-        """Tree node of the last committed block, or NONE."""
-        return self._leaf
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -439,54 +317,3 @@ class KVCache:
                 self._tables.write_entry(group, block, NONE)
             self._journal.push((self._num_passed.__setitem__, (group, self._num_passed[group])))
             self._num_passed[group] = stale.stop
-
-    def _stale(self, group: int, history: int) -> range:
-        return self._geometry.layer_groups[group].stale_blocks(history, self._geometry.tokens_per_block)
-
-    def _set_lengths(self, history: int, num_committed: int, leaf: int) -> None:
-        self._journal.push((self._put_lengths, (self.history, self.num_committed, self._leaf)))
-        self._put_lengths(history, num_committed, leaf)
-
-    def _put_history(self, history: int) -> None:
-        self.history = history
-
-    def _put_lengths(self, history: int, num_committed: int, leaf: int) -> None:
-        self.history = history
-        self.num_committed = num_committed
-        self._leaf = leaf
-
-    def _set_num_blocks(self, num_blocks: int) -> None:
-        self._journal.push((self._put_num_blocks, (self.num_blocks,)))
-        self.num_blocks = num_blocks
-
-    def _write_tables(self, first: int) -> None:
-        for group, pages in enumerate(self.pages):
-            self._tables.write(group, first, pages[first:])
-
-    def _set_status(self, status: CacheStatus) -> None:
-        self._journal.push((self._put_status, (self.status,)))
-        self.status = status
-
-    def _put_status(self, status: CacheStatus) -> None:
-        self.status = status
-
-    def _cut(self, num_blocks: int) -> list[list[int]]:
-        """Shorten the chain to `num_blocks`; returns per layer group the pages cut off."""
-        self._tables.keep(num_blocks, self.num_blocks)
-        cut = []
-        for pages in self.pages:
-            dropped = pages[num_blocks:]
-            del pages[num_blocks:]
-            self._journal.push((pages.extend, (dropped,)))
-            cut.append(dropped)
-        self._set_num_blocks(num_blocks)
-        return cut
-
-    def _put_num_blocks(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-
-    def _put_reserved(self, num_tokens: int) -> None:
-        self.reserved_tokens = num_tokens
-
-    def _trim(self, group: int, count: int) -> None:
-        del self.pages[group][count:]

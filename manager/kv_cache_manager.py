@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from configs import KVCacheConfig
 from manager.audit import audit
+from manager.cache_chain import CacheStatus
 from manager.cache_request import CacheRequest
 from manager.cache_set import RequestCaches
 from manager.errors import LogicError
@@ -29,7 +30,6 @@ from manager.ids import (
     Tier,
 )
 from manager.interface import Availability, ManagerStats, PageCounts
-from manager.kv_cache import CacheStatus
 from manager.lease import HeldPages, LeaseTable, QuarantineTable
 from manager.page import NONE, PageState
 from manager.page_location import PageLease, PageLocation

@@ -7,13 +7,14 @@ the calls; the scheduler never sees this.
 from collections import Counter
 from collections.abc import Sequence
 
+from manager.cache_chain import CacheStatus
 from manager.cache_request import CacheRequest
 from manager.cache_set import RequestCaches, Shortage
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.grants import Grant, PageCost, Refusal, RefusalReason
 from manager.ids import PoolGroupId, RequestId
-from manager.kv_cache import CacheStatus, KVCache
+from manager.kv_cache import KVCache
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 from manager.transaction import Before, CacheTransaction, TransactionDesk, TransactionKind

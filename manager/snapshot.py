@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from manager.cache_chain import CacheStatus
 from manager.geometry import CacheGeometry
 from manager.ids import LeaseId, RequestId
-from manager.kv_cache import CacheStatus, KVCache
+from manager.kv_cache import KVCache
 from manager.lease import LeaseTable, QuarantineTable
 from manager.page import NONE, PageState
 from manager.pools.base import SlotCopy

@@ -195,6 +195,14 @@ class CentralScheduler:
                 self._books.credit.retry(record.worker, now_s)
         self._dispatcher.dispatch(now_s)
 
+    def excuse_silence(self, stalled_s: float) -> None:
+        """This process stood still for so long: nobody was silent or frozen meanwhile."""
+        for record in self._books.ledger:
+            record.heard_at_s += stalled_s
+            record.progress_at_s += stalled_s
+        for door in self._doors_heard_at_s:
+            self._doors_heard_at_s[door] += stalled_s
+
     # -- what comes out ----------------------------------------------------------------------------
 
     def take_commands(self) -> Sequence[CentralCommand]:

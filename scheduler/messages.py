@@ -227,11 +227,16 @@ WorkerReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Fini
 
 @dataclass(frozen=True, slots=True)
 class ReportBatch:
-    """Reports of one iteration, in order."""
+    """Reports of one iteration, in order.
+
+    Attributes:
+        sequence: number of the batch within the epoch, from 1; 0 where the way keeps the order.
+    """
 
     worker: WorkerName
     epoch: Epoch
     reports: tuple[WorkerReport, ...]
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from configs import DeploymentConfig, load_deployment, preset_names
 from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
 from serving.ray_environment import set_ray_environment
+from serving.simulation.command import add_options as add_simulate_options
 
 _WATCH_INTERVAL_S = 1.0
 _SIGNAL_EXIT_BASE = 128  # as a shell reports a command that a signal ended
@@ -21,7 +22,10 @@ _DTYPES = ("auto", "float32", "bfloat16")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Expected errors are one line on stderr, never a stack trace."""
-    arguments = _parser().parse_args(argv)
+    arguments, rest = _parser().parse_known_args(argv)
+    if rest and arguments.run is not _bench_manager:
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -45,6 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="WHAT")
     _add_bench_serve(bench.add_parser("serve", help="latency and throughput of a running server"))
     _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
+    manager = bench.add_parser("manager", help="cost of the KV cache manager's calls", add_help=False)
+    manager.set_defaults(run=_bench_manager)
+    _add_bench_scheduler(bench.add_parser("scheduler", help="microseconds of a scheduling pass"))
+    add_simulate_options(commands.add_parser("simulate", help="a deployment in virtual time, from a seed"))
     return parser
 
 
@@ -79,6 +87,14 @@ def _add_bench_serve(parser: argparse.ArgumentParser) -> None:
 def _add_bench_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_bench_transport)
+
+
+def _add_bench_scheduler(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--running", type=int, nargs="+", default=[16, 64, 256], help="decodes in the step")
+    parser.add_argument("--waiting", type=int, nargs="+", default=[0, 10, 1_000, 10_000], help="blocked requests")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=_bench_scheduler)
 
 
 # -- serve ---------------------------------------------------------------------------------------------
@@ -164,6 +180,24 @@ def _bench_transport(arguments: argparse.Namespace) -> int:
         for row in results:
             print(row)
     return 0
+
+
+def _bench_manager(arguments: argparse.Namespace) -> int:
+    from serving.bench import manager  # has a parser of its own
+
+    report = manager.run(arguments.rest)
+    if "--json" in arguments.rest:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:24} {value}")
+    return 0
+
+
+def _bench_scheduler(arguments: argparse.Namespace) -> int:
+    from serving.bench import scheduler
+
+    return scheduler.run(arguments)
 
 
 if __name__ == "__main__":

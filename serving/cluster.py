@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _log = logging.getLogger("pdserve.cluster")
 _DOOR_NAME = "door-0"
 _PING_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 10.0
+_MAX_UNANSWERED = 3
 
 
 class StartError(Exception):
@@ -48,6 +50,8 @@ class Cluster:
         self._central: Any = None  # Ray's handles have no static type
         self._door: Any = None
         self._workers: dict[str, Any] = {}
+        self._unanswered: Counter[str] = Counter()
+        self._ended_pids: set[int] = set()
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -61,9 +65,9 @@ class Cluster:
         for run_id in sweep():
             _log.warning("removed what run %s had left behind", run_id)
         _check_port(self._config.server.host, self._config.server.port)
-        ray_folder = Path(tempfile.mkdtemp(prefix="pdserve-"))
-        self._run = RunFolder.create([ray_folder])
         try:
+            ray_folder = Path(tempfile.mkdtemp(prefix="pdserve-"))
+            self._run = RunFolder.create([ray_folder])
             self._start_ray(ray_folder)
             return self._start_actors()
         except BaseException as error:
@@ -130,25 +134,34 @@ class Cluster:
         """
         assert self._run is not None
         self._run.record_processes()
-        try:
-            state = ray.get(self._central.state.remote(), timeout=_PING_TIMEOUT_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            return f"the central scheduler is gone: {_reason(error)}"
-        try:
-            ray.get(self._door.ping.remote(), timeout=_PING_TIMEOUT_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            return f"the door is gone: {_reason(error)}"
-        for worker in state["workers"]:
-            if worker["state"] == "lost":
-                self._end_lost_worker(worker)
+        for name, call in ((CENTRAL_NAME, self._central.state.remote()), (_DOOR_NAME, self._door.ping.remote())):
+            try:
+                answer = ray.get(call, timeout=_PING_TIMEOUT_S)
+                self._unanswered[name] = 0
+            except ray.exceptions.GetTimeoutError:
+                self._unanswered[name] += 1
+                if self._unanswered[name] >= _MAX_UNANSWERED:
+                    return f"{name} has not answered {_MAX_UNANSWERED} times in a row"
+                continue
+            except ray.exceptions.RayError as error:
+                return f"{name} is gone: {_reason(error)}"
+            if name == CENTRAL_NAME:
+                for worker in answer["workers"]:
+                    if worker["state"] == "lost":
+                        self._end_lost_worker(worker)
         return None
 
     def _end_lost_worker(self, worker: Mapping[str, Any]) -> None:
         """A fenced life must not go on (C5): end it, so that Ray starts the next one, with a new epoch."""
+        if worker["pid"] in self._ended_pids:
+            return
+        self._ended_pids.add(worker["pid"])
+        _log.warning("ending %s (pid %d): %s", worker["name"], worker["pid"], worker.get("lost_reason"))
         process = self._own_process(worker["pid"])
         if process is not None:
-            _log.warning("ending %s (pid %d): %s", worker["name"], worker["pid"], worker.get("lost_reason"))
-            process.kill()
+            process.kill()  # a stopped process hears nothing else
+        elif not self._owns_ray:
+            ray.kill(self._workers[worker["name"]], no_restart=False)
 
     def _own_process(self, pid: int) -> psutil.Process | None:
         return next((child for child in psutil.Process().children(recursive=True) if child.pid == pid), None)

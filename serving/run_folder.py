@@ -8,6 +8,7 @@ each run whose supervisor is gone, so that nothing of a killed server is left.
 
 import contextlib
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Iterable
@@ -19,8 +20,18 @@ import psutil
 RUN_ID_VARIABLE = "PDSERVE_RUN_ID"
 """Set in the environment of every process of a run: finds those that started after the last listing."""
 
-_ROOT = Path("/dev/shm/pdserve")
-_START_TOLERANCE_S = 0.02
+_FIELD_OF_START = 19  # of /proc/<pid>/stat behind the command's name: clock ticks since boot
+
+
+def run_root() -> Path:
+    """Where this user's run folders live: in shared memory, which does not survive a boot."""
+    return Path(f"/dev/shm/pdserve-{os.getuid()}")
+
+
+def _start_ticks(pid: int) -> int:
+    """When a process started, on a clock that nobody steps. Raises OSError when it is gone."""
+    behind_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(behind_name[_FIELD_OF_START])
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +39,19 @@ class ProcessMark:
     """A process, told from a later one with the same pid by its start."""
 
     pid: int
-    started_s: float
+    start_ticks: int
 
     @classmethod
     def of(cls, process: psutil.Process) -> "ProcessMark":
-        """Mark a live process."""
-        return cls(process.pid, process.create_time())
+        """Mark a live process. Raises OSError when it is gone."""
+        return cls(process.pid, _start_ticks(process.pid))
 
     def find(self) -> psutil.Process | None:
         """The process, if it still runs."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started_s) < _START_TOLERANCE_S
-            alive = same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            alive = _start_ticks(self.pid) == self.start_ticks and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, OSError):
             return None
         return process if alive else None
 
@@ -55,15 +65,15 @@ class RunFolder:
         self._folders = folders
 
     @classmethod
-    def create(cls, outside: Iterable[Path] = (), *, root: Path = _ROOT, run_id: str = "") -> "RunFolder":
+    def create(cls, outside: Iterable[Path] = (), *, root: Path | None = None, run_id: str = "") -> "RunFolder":
         """Make the folder and its first `run.json`, naming the calling process as supervisor.
 
         Args:
             outside: folders elsewhere that belong to the run and are removed with it.
-            root: where run folders live.
+            root: where run folders live; this user's when None.
             run_id: a fresh one when empty.
         """
-        final = root / (run_id or uuid.uuid4().hex[:12])
+        final = (root or run_root()) / (run_id or uuid.uuid4().hex[:12])
         # Another server's sweep must never see a run that names no supervisor yet.
         run = cls(final.with_name(f".{final.name}"), tuple(outside))
         run.path.mkdir(parents=True)
@@ -82,7 +92,7 @@ class RunFolder:
         supervisor = psutil.Process()
         marks = []
         for child in supervisor.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
                 marks.append(ProcessMark.of(child))
         document = {
             "supervisor": asdict(ProcessMark.of(supervisor)),
@@ -100,13 +110,13 @@ class RunFolder:
             _remove_run(self.path)
 
 
-def sweep(*, root: Path = _ROOT) -> list[str]:
-    """Clean up after every run under `root` whose supervisor is gone; returns their ids."""
-    swept = []
+def sweep(*, root: Path | None = None) -> list[str]:
+    """Clean up after every run under `root` (this user's) whose supervisor is gone; returns their ids."""
+    root, swept = root or run_root(), []
     for path in sorted(root.iterdir()) if root.is_dir() else []:
-        if path.name.startswith("."):
-            continue
         supervisor = _read(path).get("supervisor")
+        if supervisor is None and path.name.startswith("."):
+            continue  # being made just now
         if supervisor is None or ProcessMark(**supervisor).find() is None:
             _remove_run(path)
             swept.append(path.name)
@@ -125,9 +135,9 @@ def _remove_run(path: Path) -> None:
     document = _read(path)
     marks = [ProcessMark(**entry) for entry in document.get("processes", [])]
     processes = [process for mark in marks if (process := mark.find()) is not None]
-    processes += _processes_of_run(path.name)
+    processes += _processes_of_run(path.name.lstrip("."))
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(processes, timeout=5)
     for folder in document.get("folders", []):

@@ -14,9 +14,11 @@ from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.messages import ReportBatch, SubmitReply, WorkerHeartbeat, WorkerRegistration
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
+from serving.actors.report_order import ReportOrder
 
 _log = logging.getLogger("pdserve.central")
 _TICK_S = 0.1
+_STALL_S = 0.3
 
 
 class CentralActor:
@@ -27,6 +29,7 @@ class CentralActor:
         prepare_process(place, CENTRAL_NAME)
         self._central = CentralScheduler(config.central, term)
         self._directory = Directory(place.namespace)
+        self._order = ReportOrder()
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
@@ -42,7 +45,8 @@ class CentralActor:
 
     async def reports(self, batch: ReportBatch) -> None:
         """Reports of one iteration."""
-        self._central.reports(batch, time.monotonic())
+        for due in self._order.push(batch):
+            self._central.reports(due, time.monotonic())
         self._send()
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
@@ -73,10 +77,17 @@ class CentralActor:
         return self._central.health()
 
     async def _tick(self) -> None:
+        due_s = time.monotonic()
         while True:
-            await asyncio.sleep(_TICK_S)
-            self._central.tick(time.monotonic())
+            now_s = time.monotonic()
+            if now_s - due_s > _STALL_S:
+                # We were late, not the workers: their heartbeats wait behind this very tick.
+                _log.warning("the central scheduler stalled for %.1f s", now_s - due_s)
+                self._central.excuse_silence(now_s - due_s)
+            self._central.tick(now_s)
             self._send()
+            due_s = now_s + _TICK_S
+            await asyncio.sleep(_TICK_S)
 
     def _send(self) -> None:
         for command in self._central.take_commands():

@@ -86,6 +86,8 @@ class DoorServer:
         listener = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
         )
+        # Accepted connections inherit it. Without it, an answer's body waits for the client's delayed ACK of its head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._serving = asyncio.create_task(self._server.serve([listener]))
         while not self._server.started:
             if self._serving.done():

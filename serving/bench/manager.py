@@ -30,7 +30,6 @@ from serving.bench.cache_trace import TOKENS_PER_BLOCK, TraceRequest, best_of, l
 _LONG_PROMPT = 32_768
 _REPEATS = 40
 _SCOPE = ReuseScope("")
-_DEFAULT_TRACE = Path("/work/shared/traces/mooncake_conversation.jsonl")
 
 
 class ManagerReport(TypedDict):
@@ -264,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pdserve bench manager", description=__doc__.splitlines()[0] if __doc__ else ""
     )
-    parser.add_argument("--trace", type=Path, default=_DEFAULT_TRACE, help="a request trace, one JSON object a line")
+    parser.add_argument("--trace", type=Path, required=True, help="a request trace, one JSON object a line")
     parser.add_argument("--requests", type=int, default=1000, help="requests of the trace to replay")
     parser.add_argument("--blocks", type=int, default=8192, help="blocks of the pool")
     parser.add_argument("--cached-blocks", type=int, default=1_000_000, help="idle cached blocks of the large pool")

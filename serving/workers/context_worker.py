@@ -49,7 +49,7 @@ class ContextSide:
 
     def on_lease(self, outcome: LeaseOutcome, now_s: float) -> None:
         """A lease was settled, expired or dropped: its pages are the manager's again."""
+        self._leases.pop(AttemptId(outcome.request_id), None)
         request = self._scheduler.on_lease_ended(outcome.lease_id, now_s, settled=outcome.settled)
         if request is not None:
-            self._leases.pop(request.attempt_id, None)
             self._outbox.report(LeaseEnded(request.attempt_id, outcome.lease_id, outcome.settled))

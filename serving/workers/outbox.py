@@ -42,6 +42,7 @@ class Outbox:
         self._epoch = epoch
         self._sinks = sinks
         self._reports: list[WorkerReport] = []
+        self._num_batches = 0
         self._tokens: dict[DoorName, list[TokenEvent]] = defaultdict(list)
 
     def report(self, report: WorkerReport) -> None:
@@ -66,6 +67,7 @@ class Outbox:
             self._sinks.send_tokens(TokenBatch(self._worker, self._epoch, door, tuple(events)))
         self._tokens.clear()
         if self._reports:
-            batch = ReportBatch(self._worker, self._epoch, tuple(self._reports))
+            self._num_batches += 1
+            batch = ReportBatch(self._worker, self._epoch, tuple(self._reports), self._num_batches)
             self._reports = []
             self._sinks.send_reports(batch)

@@ -152,8 +152,9 @@ class WorkerLoop:
         if busy:
             if self._scheduler.take_room_report():
                 self._outbox.report(RoomReported())
-            self._snapshot = self._make_snapshot()
+            # First the reports, then the account: one that runs ahead of them looks like a divergence.
             self._outbox.flush()
+            self._snapshot = self._make_snapshot()
         return busy
 
     # -- commands and outcomes ---------------------------------------------------------------------

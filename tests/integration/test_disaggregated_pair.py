@@ -7,10 +7,11 @@ import pytest
 
 from configs import DeploymentConfig, load_deployment
 from manager import WorkerName
-from scheduler.messages import ErrorKind
+from scheduler.messages import ErrorKind, Finished, ReportBatch
 from scheduler.spec import FinishReason, SamplingParams
 from serving.engine.batch import StepBatch, StepResult
 from serving.engine.runner import Engine
+from serving.inprocess import InprocessSinks
 from tests.fakes.deployments import DOOR, Deployment
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -127,3 +128,20 @@ def test_a_request_whose_steps_keep_failing_ends_with_an_engine_error(pair: Depl
         pair.pump()
     assert [(notice.uid, notice.kind) for notice in pair.notices] == [(uid, ErrorKind.ENGINE)]
     assert "injected" in pair.notices[0].message
+
+
+def test_the_account_never_runs_ahead_of_the_reports(pair: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A heartbeat may go out while the loop sends: with the new account and without its reports, a request
+    # that has ended here looks lost to the reconcile.
+    worker = pair.cluster.workers[WorkerName("generation-0")]
+    seen_while_sending: list[bool] = []
+    send = InprocessSinks.send_reports
+
+    def watched(sinks: InprocessSinks, batch: ReportBatch) -> None:
+        ended = [report.attempt_id for report in batch.reports if isinstance(report, Finished)]
+        seen_while_sending.extend(attempt_id in worker.snapshot().running for attempt_id in ended)
+        send(sinks, batch)
+
+    monkeypatch.setattr(InprocessSinks, "send_reports", watched)
+    pair.generate(_PROMPTS[:2], 3)
+    assert seen_while_sending == [True, True]

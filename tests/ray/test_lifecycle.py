@@ -9,12 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.run_folder import RUN_ID_VARIABLE
+from serving.run_folder import RUN_ID_VARIABLE, run_root
 from tests.ray.server_process import running_server, start_server
 
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(600)]
-
-_RUNS = Path("/dev/shm/pdserve")
 
 
 def test_after_kill_9_the_next_start_removes_everything_of_the_first_run() -> None:
@@ -58,7 +56,8 @@ def test_a_port_that_is_taken_is_one_line_and_no_stack_trace() -> None:
 
 
 def _runs() -> set[Path]:
-    return set(_RUNS.iterdir()) if _RUNS.is_dir() else set()
+    root = run_root()
+    return set(root.iterdir()) if root.is_dir() else set()
 
 
 def _run_id(process: psutil.Process) -> str | None:

@@ -106,3 +106,15 @@ def test_a_door_that_never_beats_is_not_watched() -> None:
         world.do("m0", lambda worker: None)
         world.advance(1.0)
     assert world.counter("lost_doors") == world.counter("cancelled") == 0
+
+
+def test_a_stall_of_the_central_scheduler_itself_costs_no_worker() -> None:
+    world = CentralWorld("c0", "g0")
+    world.submit(make_spec("a"))
+    world.now_s += 7.0  # it stood still: the heartbeats of these seconds wait to be taken
+    world.central.excuse_silence(7.0)
+    world.central.tick(world.now_s)
+    assert world.central.lost_workers() == {}
+    for _ in range(4):
+        world.advance(0.5, silent=["c0"])
+    assert list(world.central.lost_workers()) == ["c0"]

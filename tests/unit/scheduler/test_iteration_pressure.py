@@ -140,3 +140,13 @@ def test_a_short_request_and_one_on_a_mixed_worker_stay_where_they_are() -> None
         worker = long_decode_loses_its_pages(role, min_tokens)
         assert not worker.outputs[-1].sent_away
         assert names(worker.scheduler.waiting) == ["new"]
+
+
+def test_a_prompt_that_needs_the_whole_pool_is_admitted_though_a_cached_block_begins_like_its_second() -> None:
+    worker = make_worker(num_pages=6, max_sequences=4)
+    worker.context(make_spec("a", (1, 1, 1, 1, 1, 5, 6, 7, 8), max_tokens=3))
+    worker.run_until_idle()
+    request = worker.context(make_spec("b", (1, 1, 1, 1, 1, 9, *range(30, 47)), max_tokens=1))
+    output = worker.step()
+    assert output.deadlock is None
+    assert [chunk.request for chunk in output.contexts] == [request]

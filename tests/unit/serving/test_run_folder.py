@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from serving.run_folder import RUN_ID_VARIABLE, ProcessMark, RunFolder, sweep
 
@@ -19,7 +20,7 @@ def _orphan(run: RunFolder) -> None:
     """Make the run look as after `kill -9` of its supervisor."""
     path = run.path / "run.json"
     document = json.loads(path.read_text())
-    document["supervisor"]["started_s"] -= 1000
+    document["supervisor"]["start_ticks"] -= 1000
     path.write_text(json.dumps(document))
 
 
@@ -56,7 +57,7 @@ def test_a_sweep_leaves_a_run_whose_supervisor_lives(tmp_path: Path) -> None:
 def test_a_pid_that_was_reused_is_not_taken_for_the_old_process() -> None:
     mark = ProcessMark.of(psutil.Process())
     assert mark.find() is not None
-    assert ProcessMark(mark.pid, mark.started_s - 5).find() is None
+    assert ProcessMark(mark.pid, mark.start_ticks - 5).find() is None
 
 
 def test_a_sweep_removes_a_run_whose_file_is_damaged(tmp_path: Path) -> None:
@@ -64,3 +65,12 @@ def test_a_sweep_removes_a_run_whose_file_is_damaged(tmp_path: Path) -> None:
     (run.path / "run.json").write_text("{")
     assert sweep(root=tmp_path) == [run.run_id]
     assert not run.path.exists()
+
+
+def test_a_step_of_the_wall_clock_does_not_make_a_live_run_look_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder.create(root=tmp_path)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: 0.0)  # what a step does to it
+    assert sweep(root=tmp_path) == []
+    assert run.path.exists()

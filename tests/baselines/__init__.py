@@ -1,0 +1,1 @@
+"""Other ways to drive the same manager, to compare ours with."""
