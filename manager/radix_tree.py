@@ -9,6 +9,7 @@ Nodes are small integers over parallel arrays, as pages are (`page.py`).
 
 from array import array
 from collections.abc import Iterator, MutableSequence, Sequence
+from itertools import pairwise
 from struct import unpack_from
 
 import numpy as np
@@ -106,14 +107,15 @@ class BlockRadixTree:
             self._extend(max(count, _GROWTH))
         nodes = self._spare[: -count - 1 : -1]
         del self._spare[-count:]
-        digest, parents, children, by_digest = self._digest, self.parent, self._first_child, self.by_digest
-        for node, key in zip(nodes, digests.chain[first:last], strict=True):
+        digest, parents, children = self._digest, self.parent, self._first_child
+        keys = digests.chain[first:last]
+        self.by_digest.update(zip(keys, nodes, strict=True))
+        for node, key in zip(nodes, keys, strict=True):
             digest[node] = key
-            by_digest[key] = node
             parents[node] = parent
-            if node != nodes[0]:
-                children[parent] = node  # an only child; a spare node has no neighbours
             parent = node
+        for node, child in pairwise(nodes):
+            children[node] = child  # an only child; a spare node has no neighbours
         self._tokens.put(nodes, digests.packed[first * width : last * width])
         self._link(nodes[0])
         self._journal.push((self._uninsert_chain, (nodes,)))

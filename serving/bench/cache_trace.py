@@ -9,7 +9,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import log
 from pathlib import Path
+from random import Random
 from typing import Protocol
 
 TOKENS_PER_BLOCK = 16
@@ -56,8 +58,10 @@ class ReplayTimes:
         return sum(self.seconds.values()) / self.operations * 1e6
 
 
-def load_trace(path: Path, count: int) -> list[TraceRequest]:
-    """The first `count` requests, scaled; equal blocks of the trace are equal blocks of tokens."""
+def load_trace(path: Path | None, count: int) -> list[TraceRequest]:
+    """The first `count` requests, scaled; equal blocks of the trace are equal blocks of tokens. Made up without one."""
+    if path is None:
+        return make_trace(count)
     requests = []
     with path.open() as lines:
         for line, _ in zip(lines, range(count), strict=False):
@@ -65,6 +69,25 @@ def load_trace(path: Path, count: int) -> list[TraceRequest]:
             tokens = [token for block in entry["hash_ids"] for token in _block_tokens(block)]
             length = max(1, entry["input_length"] // SCALE)
             requests.append(TraceRequest(tokens[:length], max(1, entry["output_length"] // SCALE)))
+    return requests
+
+
+def make_trace(count: int, seed: int = 0) -> list[TraceRequest]:
+    """Requests with the lengths of a chat service, for where no trace is at hand.
+
+    Prompts are log-normal with the median (6,909) and mean (12,035) of the Mooncake conversation trace, outputs even
+    around its mean (343); all begin with the same two blocks, and every twelfth continues an earlier one.
+    """
+    draw = Random(seed)
+    requests: list[TraceRequest] = []
+    for number in range(count):
+        length = min(126_195, int(draw.lognormvariate(log(6_909), 1.05))) // SCALE + 1
+        if number % 12 == 11:
+            earlier = requests[draw.randrange(number)].tokens
+            tokens = [*earlier[: length // 2 + 1], *(draw.randrange(_VOCABULARY) for _ in range(length))]
+        else:
+            tokens = [*range(2 * TOKENS_PER_BLOCK), *(draw.randrange(_VOCABULARY) for _ in range(length))]
+        requests.append(TraceRequest(tokens[:length], draw.randint(1, 2 * 343 // SCALE)))
     return requests
 
 

@@ -1,6 +1,6 @@
 """The same measurements on vLLM's v1 KVCacheManager, run by a Python that has vLLM; prints one JSON object.
 
-python -m serving.bench.vllm_manager TRACE COUNT NUM_BLOCKS
+python -m serving.bench.vllm_manager COUNT NUM_BLOCKS [TRACE]
 """
 
 import json
@@ -106,7 +106,7 @@ def long_prompt_us() -> dict[str, float]:
 
 def main(argv: Sequence[str]) -> None:
     """Measure and print."""
-    trace, count, num_blocks = Path(argv[0]), int(argv[1]), int(argv[2])
+    count, num_blocks, trace = int(argv[0]), int(argv[1]), Path(argv[2]) if len(argv) > 2 else None
     init_none_hash(sha256)
     requests = load_trace(trace, count)
     times = best_of(requests, lambda: VllmDriver(requests, num_blocks))
