@@ -129,11 +129,20 @@ class KVCacheManagerV2:
         cache = self._caches.active(request)
         return self._planner.grow(cache, cache.history + num_tokens)
 
-    @_in_plan
     def try_allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
         """See `KVCacheManager.try_allocate_generation`."""
-        cache = self._caches.by_request.get(request.request_id) or self._caches.get(request.request_id)
-        return self._planner.grow(cache, len(request.token_ids) + request.num_draft_tokens)
+        cache = self._caches.by_request.get(request.request_id)
+        if cache is not None and self.desk.kind is TransactionKind.PLAN and cache.status is CacheStatus.ACTIVE:
+            capacity = cache.num_blocks * self.geometry.tokens_per_block
+            if len(request.token_ids) + request.num_draft_tokens <= capacity:
+                # Every decode, at all but one step in a block: nothing changes, so nothing needs a guard.
+                return Grant(cache.request_id, (), 0, 0, 0, 0, cache.history, capacity)
+        return self._allocate_generation(request)
+
+    @_in_plan
+    def _allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
+        num_tokens = len(request.token_ids) + request.num_draft_tokens
+        return self._planner.grow(self._caches.get(request.request_id), num_tokens)
 
     @_in_plan
     def suspend_request(self, request: CacheRequest) -> Grant | Refusal:

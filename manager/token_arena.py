@@ -35,6 +35,9 @@ class TokenArena:
         """Write `packed`, int32 tokens of as many blocks, into the nodes' rows."""
         narrow = self._narrowed(packed, is_short=len(nodes) <= _FEW) if self._item == _NARROW else packed
         rows, width, first, count = self._rows, self._width, 0, len(nodes)
+        if nodes[-1] - nodes[0] == count - 1 and nodes == list(range(nodes[0], nodes[0] + count)):
+            rows[nodes[0] * width : (nodes[0] + count) * width] = narrow
+            return
         for place in range(1, count + 1):
             # Nodes made together mostly have neighbouring rows: one copy for each run.
             if place == count or nodes[place] != nodes[place - 1] + 1:

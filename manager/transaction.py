@@ -4,7 +4,7 @@ The changes themselves are in the journal. Here is what only the transaction nee
 what each request had before its first grant (for reverts), and the statistics that publish adds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from manager.errors import CopyFailedError, LogicError
 from manager.ids import RequestId
-from manager.pools.base import CopyEngine
+from manager.pools.base import CopyEngine, SlotCopy
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 
@@ -214,12 +214,14 @@ class TransactionDesk:
         return transaction
 
     def _publish(self, transaction: CacheTransaction) -> None:
+        fills: Sequence[SlotCopy] = ()
         if self._storage.has_lower_tiers:
             self._storage.moves.trim()
             self._stage()
-        fills = self._storage.publish()
-        self._storage.forget()
-        self._journal.forget()
+        if self._journal.entries:
+            fills = self._storage.publish()
+            self._storage.forget()
+            self._journal.forget()
         self.counts.queried_tokens += transaction.counts.queried_tokens
         self.counts.hit_tokens += transaction.counts.hit_tokens
         self.counts.suspensions += transaction.counts.suspensions
