@@ -72,7 +72,7 @@ def build_worker(
     layout = _pool_layout(model, geometry, model_fingerprint(plan.model_folder), dtype)
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
     tiers = [pool, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
-    copies = CopyThread(tiers) if len(tiers) > 1 else None
+    copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
     manager = KVCacheManagerV2(geometry, config.cache, identity.epoch, copies)
     scheduler = KVCacheV2Scheduler(
         config.scheduler,

@@ -20,6 +20,7 @@ from configs import (
     DTypeName,
     EngineConfig,
     KVCacheConfig,
+    TransferConfig,
 )
 from scheduler.spec import RequestSpec, RequestUid, SamplingParams, StopParams
 from serving.engine.batch import StepBatch
@@ -60,6 +61,7 @@ class Place:
             engine=EngineConfig(dtype=DTypeName(dtype), device=self.device),
             cache=KVCacheConfig(tiers=(DeviceTierConfig(quota_bytes=200 << 20),)),
             central=CentralConfig(missed_heartbeats=_NEVER_SILENT),
+            transfer=TransferConfig(lease_duration_s=600.0),  # nor is a lease renewed during a step
         )
 
 

@@ -145,3 +145,27 @@ def test_the_account_never_runs_ahead_of_the_reports(pair: Deployment, monkeypat
     monkeypatch.setattr(InprocessSinks, "send_reports", watched)
     pair.generate(_PROMPTS[:2], 3)
     assert seen_while_sending == [True, True]
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_a_block_that_begins_like_a_cached_one_is_copied_and_changes_no_token(
+    mixed: bool, model_folder: Path, tmp_path: Path
+) -> None:
+    prompts = [
+        list(range(3, 35)),
+        [*range(3, 28), *range(60, 80)],
+        [*range(3, 10), *range(90, 120)],
+        list(range(3, 30)),
+    ]
+    results = []
+    for reuse in (False, True):
+        folder = tmp_path / f"{reuse}"
+        folder.mkdir()
+        config = _config(mixed=mixed, cache={"enable_block_reuse": reuse})
+        deployment = Deployment(config, model_folder, folder)
+        results.append([deployment.generate([prompt], 8)[0] for prompt in prompts])
+        first = next(iter(deployment.cluster.workers.values()))
+        assert (first.manager.stats().prefix_hit_tokens > 32) == reuse
+        deployment.settle_down()
+        deployment.close()
+    assert results[0] == results[1]

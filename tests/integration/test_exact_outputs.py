@@ -22,7 +22,9 @@ _TEXT = (
 
 
 def _config(dtype: str, *, mixed: bool) -> DeploymentConfig:
-    return load_deployment("local-mixed" if mixed else "local-cpu", {"engine": {"dtype": dtype}})
+    # One thread drives everything here and cannot renew a lease during a step, which may take seconds.
+    overrides: dict[str, dict[str, object]] = {"engine": {"dtype": dtype}, "transfer": {"lease_duration_s": 600.0}}
+    return load_deployment("local-mixed" if mixed else "local-cpu", overrides)
 
 
 @pytest.fixture(scope="module")
