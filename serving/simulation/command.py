@@ -13,7 +13,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=int, default=16, help="lengths of the trace are divided by this")
     parser.add_argument("--output-scale", type=int, default=0, help="output lengths by this; 0: as the prompts")
     parser.add_argument("--speed", type=float, default=1.0, help="arrivals of the trace come this much faster")
-    parser.add_argument("--requests", type=int, default=500, help="the first so many of the trace, or random ones")
+    parser.add_argument("--requests", type=int, default=200, help="the first so many of the trace, or random ones")
     parser.add_argument("--rate", type=float, default=4.0, help="random arrivals per second")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and faults")
     parser.add_argument("--context-workers", type=int, default=4)
