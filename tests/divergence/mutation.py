@@ -53,7 +53,7 @@ def _drop_inverses(names: set[tuple[str, str]], *, index_slots: bool = False) ->
         allocators.append(self.index_slots)
 
     def undo_to(self: Journal, mark: int) -> None:
-        entries = self._entries
+        entries = self.entries
         while len(entries) > mark:
             undo, arguments = entries.pop()
             owner = getattr(undo, "__self__", None)
