@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from scheduler.central_books import CentralBooks
-from scheduler.ledger import HoldingKind, WorkerRecord
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import WorkerRecord
 
 JsonObject = dict[str, Any]  # JSON has no static type
 

@@ -7,23 +7,12 @@ worker are the sums over its holdings at all times (`audit`). Refuses to know wh
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from manager import Epoch, LogicError, WorkerName
+from scheduler.introductions import HoldingKind
 from scheduler.messages import WorkerHeartbeat, WorkerRegistration, WorkerRole
 from scheduler.router import WorkerLoad
 from scheduler.spec import AttemptId
-
-
-class HoldingKind(StrEnum):
-    """What a worker holds of an attempt."""
-
-    CONTEXT = "context"
-    LEASE = "lease"
-    OFFER = "offer"
-    TRANSFER = "transfer"
-    GENERATION = "generation"
-    LOCAL = "local"
 
 
 @dataclass(slots=True)
