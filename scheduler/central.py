@@ -120,6 +120,11 @@ class CentralScheduler:
         self._dispatcher.dispatch(now_s)
 
     @property
+    def term(self) -> Term:
+        """This life of the central scheduler."""
+        return self._books.term
+
+    @property
     def is_superseded(self) -> bool:
         """Whether some worker knows a higher term: this one must end, and start again above it."""
         return self._highest_term_seen > self._books.term

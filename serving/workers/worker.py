@@ -7,7 +7,9 @@ from collections.abc import Callable
 from kvtransfer import TransferAgent
 from manager.kv_cache_manager import KVCacheManagerV2
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot
+from scheduler.spec import Term
 from serving.workers.agent_thread import AgentThread
+from serving.workers.introduction import IntroductionSink
 from serving.workers.step_loop import WorkerLoop
 from serving.workers.worker_plan import WorkerIdentity
 
@@ -63,6 +65,10 @@ class Worker:
         """Commands of the central scheduler, from any thread."""
         self._loop.post(batch)
 
+    def introduce(self, term: Term, sink: IntroductionSink) -> None:
+        """A central scheduler of `term` asks what is held here, from any thread."""
+        self._loop.introduce(term, self.registration(), sink)
+
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""
         return self._loop.snapshot()
@@ -72,15 +78,25 @@ class Worker:
         self._agent_thread.run_once()
         return self._loop.run_once()
 
-    def stop(self) -> None:
-        """End both threads and release the memory; may be called twice."""
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """End both threads and release the memory; may be called twice.
+
+        Returns:
+            Whether it did. A thread that is still in a step or a read after `timeout_s` keeps its memory, which
+            then ends with the process: freed under it, it would be written after its reuse.
+        """
         self._is_stopping = True
         self._loop.wake()
         if self._thread.is_alive():
-            self._thread.join(timeout=30)
-        self._agent_thread.stop()
+            self._thread.join(timeout_s)
+        if not self._agent_thread.stop() or self._thread.is_alive():
+            _log.error(
+                "%s did not stop in %.1f s; its memory is left to the end of the process", self.identity.name, timeout_s
+            )
+            return False
         self.agent.close()
         self._on_close()
+        return True
 
     def _run(self) -> None:
         try:
