@@ -187,6 +187,12 @@ class CentralScheduler:
             self._lose_worker(worker, reason, now_s)
             self._dispatcher.dispatch(now_s)
 
+    def process_lost(self, worker: WorkerName, pid: int, reason: str, now_s: float) -> None:
+        """The process of one life of a worker is dead or stands still; later lives are not meant."""
+        record = self._books.ledger.record(worker)
+        if record is not None and record.registration.pid == pid:
+            self.worker_lost(worker, reason, now_s)
+
     def lost_workers(self) -> Mapping[WorkerName, Epoch]:
         """Lives that are fenced and not replaced yet, for the supervisor to end and restart."""
         return {record.worker: record.registration.epoch for record in self._books.ledger if not record.is_live}
