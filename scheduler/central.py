@@ -269,13 +269,13 @@ class CentralScheduler:
         return door in self._doors_heard_at_s
 
     def door_lost(self, door: DoorName, now_s: float) -> None:
-        """A door is gone: its requests are cancelled everywhere. It may come back under its name."""
-        self._doors_heard_at_s.pop(door, None)
-        for request in list(self._books.requests.values()):
-            if request.door == door:
-                self._endings.cancel(request, now_s)
+        """A door is gone: its requests are cancelled everywhere. It may be told twice, and may come back."""
+        was_heard = self._doors_heard_at_s.pop(door, None) is not None
+        orphans = [request for request in self._books.requests.values() if request.door == door]
+        for request in orphans:
+            self._endings.cancel(request, now_s)
         self._books.outbox.drop_door(door)
-        self._books.counters["lost_doors"] += 1
+        self._books.counters["lost_doors"] += was_heard or bool(orphans)
         self._dispatcher.dispatch(now_s)
 
     # -- time --------------------------------------------------------------------------------------

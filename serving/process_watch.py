@@ -29,29 +29,31 @@ class ProcessLoss:
 @dataclass(slots=True)
 class _Watched:
     mark: ProcessMark
+    stopped_after_s: float
     stopped_since_s: float | None = None
     is_told: bool = False
 
 
 @dataclass(slots=True)
 class ProcessWatch:
-    """Processes by name.
+    """Processes by name."""
 
-    Attributes:
-        stopped_after_s: a process that is found stopped for so long is given up.
-    """
-
-    stopped_after_s: float
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
-    def follow(self, name: str, pid: int) -> None:
-        """Watch this process under this name from now on. The same again changes nothing."""
+    def follow(self, name: str, pid: int, stopped_after_s: float) -> None:
+        """Watch this process under this name from now on. The same again changes nothing.
+
+        Args:
+            name: of the actor.
+            pid: of its present life.
+            stopped_after_s: found stopped for so long, it is given up.
+        """
         present = self._watched.get(name)
         if present is not None and present.mark.pid == pid:
             return
         mark = _mark(pid)
         if mark is not None:
-            self._watched[name] = _Watched(mark)
+            self._watched[name] = _Watched(mark, stopped_after_s)
 
     def pid(self, name: str) -> int | None:
         """The process that is watched under this name, unless it is lost."""
@@ -62,7 +64,7 @@ class ProcessWatch:
         """What was lost since the last look. Called many times a second."""
         losses = []
         for name, watched in self._watched.items():
-            reason = "" if watched.is_told else _loss_reason(watched, now_s, self.stopped_after_s)
+            reason = "" if watched.is_told else _loss_reason(watched, now_s)
             if reason:
                 watched.is_told = True
                 is_stopped = watched.stopped_since_s is not None
@@ -70,7 +72,7 @@ class ProcessWatch:
         return losses
 
 
-def _loss_reason(watched: _Watched, now_s: float, stopped_after_s: float) -> str:
+def _loss_reason(watched: _Watched, now_s: float) -> str:
     state = _state(watched.mark)
     if state is None:
         watched.stopped_since_s = None
@@ -81,7 +83,7 @@ def _loss_reason(watched: _Watched, now_s: float, stopped_after_s: float) -> str
     if watched.stopped_since_s is None:
         watched.stopped_since_s = now_s
     stopped_s = now_s - watched.stopped_since_s
-    return f"process {watched.mark.pid} was stopped for {stopped_s:.2f} s" if stopped_s >= stopped_after_s else ""
+    return f"process {watched.mark.pid} was stopped for {stopped_s:.2f} s" if stopped_s >= watched.stopped_after_s else ""
 
 
 def _mark(pid: int) -> ProcessMark | None:

@@ -83,7 +83,7 @@ class Supervisor:
         self._heartbeat_s = config.heartbeat_s
         self._owns_processes = owns_processes
         self._clock = clock
-        self._processes = ProcessWatch(stopped_after_s=config.heartbeat_s)
+        self._processes = ProcessWatch()
         self._door_lives: dict[str, DoorLook] = {}
         self._ports: dict[str, tuple[int, int]] = {}
         self._opening: dict[str, Any] = {}
@@ -138,9 +138,9 @@ class Supervisor:
         return answer
 
     def _on_central(self, look: CentralLook) -> None:
-        self._processes.follow(CENTRAL_NAME, look.pid)
+        self._processes.follow(CENTRAL_NAME, look.pid, self._heartbeat_s)
         for name, pid in look.workers:
-            self._processes.follow(name, pid)
+            self._processes.follow(name, pid, self._heartbeat_s)
         for name, pid, reason in look.lost:
             self._end(name, pid, reason)
 
@@ -149,7 +149,8 @@ class Supervisor:
         if previous is not None and previous.pid != look.pid:
             self._central.handle.door_gone.remote(previous.name)
         self._door_lives[door.name] = look
-        self._processes.follow(door.name, look.pid)
+        # Ending a door ends its streams, so one that stands still is given all the time that it may have.
+        self._processes.follow(door.name, look.pid, door.limit_s)
         opening = self._opening.pop(door.name, None)
         if look.port is None and door.name in self._ports:
             # Asked again with every look until it listens: its port may still be taken.

@@ -11,7 +11,7 @@ from typing import Any
 
 from configs import DeploymentConfig
 from kvtransfer.errors import PeerError
-from manager import WorkerName
+from manager import LogicError, WorkerName
 from scheduler.central import AskDoor, AskWorker, CentralCommand, CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import ReportBatch, SubmitReply, WorkerHeartbeat, WorkerRegistration
@@ -24,6 +24,7 @@ _log = logging.getLogger("pdserve.central")
 _TICK_S = 0.1
 _STALL_S = 0.3
 _EXIT_SUPERSEDED = 71
+_EXIT_AUDIT = 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +161,17 @@ class CentralActor:
                 self._central.excuse_silence(now_s - due_s)
             self._central.tick(now_s)
             self._send()
+            self._audit()
             due_s = now_s + _TICK_S
             await asyncio.sleep(_TICK_S)
+
+    def _audit(self) -> None:
+        """A drifted ledger is not carried on with: the next term asks everyone again (M6, C6)."""
+        try:
+            self._central.audit()
+        except LogicError:
+            _log.critical("the ledger is wrong; ending term %d", self._central.term, exc_info=True)
+            os._exit(_EXIT_AUDIT)
 
     def _send(self) -> None:
         for command in self._central.take_commands():

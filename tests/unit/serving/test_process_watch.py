@@ -28,8 +28,8 @@ def _wait_for(watch: ProcessWatch, now_s: float) -> list[ProcessLoss]:
 
 
 def test_a_killed_process_is_told_once(sleeper: "subprocess.Popen[bytes]") -> None:
-    watch = ProcessWatch(stopped_after_s=0.5)
-    watch.follow("worker", sleeper.pid)
+    watch = ProcessWatch()
+    watch.follow("worker", sleeper.pid, 0.5)
     assert watch.look(0.0) == []
     sleeper.kill()
     (loss,) = _wait_for(watch, 1.0)
@@ -39,8 +39,8 @@ def test_a_killed_process_is_told_once(sleeper: "subprocess.Popen[bytes]") -> No
 
 
 def test_a_stopped_process_is_lost_only_when_it_stays_stopped(sleeper: "subprocess.Popen[bytes]") -> None:
-    watch = ProcessWatch(stopped_after_s=0.5)
-    watch.follow("worker", sleeper.pid)
+    watch = ProcessWatch()
+    watch.follow("worker", sleeper.pid, 0.5)
     sleeper.send_signal(signal.SIGSTOP)
     time.sleep(0.1)
     assert watch.look(0.0) == []
@@ -57,11 +57,11 @@ def test_a_stopped_process_is_lost_only_when_it_stays_stopped(sleeper: "subproce
 
 
 def test_following_the_next_life_begins_anew(sleeper: "subprocess.Popen[bytes]") -> None:
-    watch = ProcessWatch(stopped_after_s=0.5)
+    watch = ProcessWatch()
     first = subprocess.Popen([sys.executable, "-c", "pass"])
     first.wait()
-    watch.follow("worker", first.pid)  # gone already: nothing to watch
+    watch.follow("worker", first.pid, 0.5)  # gone already: nothing to watch
     assert watch.look(0.0) == []
-    watch.follow("worker", sleeper.pid)
+    watch.follow("worker", sleeper.pid, 0.5)
     assert watch.pid("worker") == sleeper.pid
     assert watch.look(1.0) == []
