@@ -46,7 +46,7 @@ class Endings:
         """It ends here with a notice; a retriable one asks the door to submit it again."""
         self._release(request, now_s)
         self._books.close(request, RequestEvent.FAIL)
-        self._books.counters["failed"] += 1
+        self._books.counters["handed_back" if fault.is_retriable else "failed"] += 1
         notice = DoorNotice(request.spec.uid, fault.kind, fault.message, retriable=fault.is_retriable)
         self._books.outbox.notify(request.door, notice)
 

@@ -1,7 +1,8 @@
 """When a worker counts as lost (C5): silence means dead, a frozen iteration number means hung."""
 
 from configs import CentralConfig
-from scheduler.ledger import HoldingKind, WorkerRecord
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import WorkerRecord
 from scheduler.messages import WorkerHeartbeat
 
 _MOVES_ITERATION = frozenset({HoldingKind.GENERATION, HoldingKind.LOCAL})

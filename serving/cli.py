@@ -15,7 +15,7 @@ from serving.engine.fetch import default_cache_dir, resolve_model
 from serving.ray_environment import set_ray_environment
 from serving.simulation.command import add_options as add_simulate_options
 
-_WATCH_INTERVAL_S = 1.0
+_WATCH_INTERVAL_S = 0.1
 _SIGNAL_EXIT_BASE = 128  # as a shell reports a command that a signal ended
 _DTYPES = ("auto", "float32", "bfloat16")
 
