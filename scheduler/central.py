@@ -188,6 +188,12 @@ class CentralScheduler:
             self._lose_worker(worker, reason, now_s)
             self._dispatcher.dispatch(now_s)
 
+    def process_seen(self, worker: WorkerName, pid: int, now_s: float) -> None:
+        """The supervisor sees this life's process run: a missing heartbeat alone does not mean that it is dead."""
+        record = self._books.ledger.record(worker)
+        if record is not None and record.registration.pid == pid:
+            record.vouched_at_s = now_s
+
     def process_lost(self, worker: WorkerName, pid: int, reason: str, now_s: float) -> None:
         """The process of one life of a worker is dead or stands still; later lives are not meant."""
         record = self._books.ledger.record(worker)

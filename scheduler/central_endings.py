@@ -12,6 +12,8 @@ from scheduler.states import RequestEvent
 from scheduler.tracked_request import Phase, TrackedRequest
 
 MAX_ATTEMPTS = 3
+MAX_ATTEMPTS_ON_LOST_WORKERS = 8
+"""Where workers die it is seldom the request that kills them; one that does must end all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Endings:
 
     def lose_attempt(self, request: TrackedRequest, fault: Fault, now_s: float) -> None:
         """Its attempt is gone: retry it here, or let the door go on, or fail."""
-        has_tries_left = request.num_attempts < MAX_ATTEMPTS
+        is_lost_worker = fault.kind is ErrorKind.WORKER_LOST
+        has_tries_left = request.num_attempts < (MAX_ATTEMPTS_ON_LOST_WORKERS if is_lost_worker else MAX_ATTEMPTS)
         if fault.is_retriable and has_tries_left and not request.has_emitted:
             self._release(request, now_s)
             self._books.requeue(request)

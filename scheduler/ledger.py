@@ -45,6 +45,7 @@ class WorkerRecord:
     Attributes:
         registration: its present (or last) life.
         heard_at_s: last heartbeat or registration.
+        vouched_at_s: when the supervisor last saw its process run.
         progress_at_s: when its iteration number last moved, or did not have to.
         heartbeat: the last one of this life.
         lost_reason: empty while it lives.
@@ -56,6 +57,7 @@ class WorkerRecord:
     registration: WorkerRegistration
     heard_at_s: float
     progress_at_s: float
+    vouched_at_s: float = float("-inf")
     heartbeat: WorkerHeartbeat | None = None
     lost_reason: str = ""
     lost_at_s: float = 0.0

@@ -60,6 +60,11 @@ class ProcessWatch:
         watched = self._watched.get(name)
         return None if watched is None or watched.is_told else watched.mark.pid
 
+    def running_pid(self, name: str) -> int | None:
+        """The process that is watched under this name, if it was neither lost nor found stopped."""
+        watched = self._watched.get(name)
+        return None if watched is None or watched.stopped_since_s is not None else self.pid(name)
+
     def look(self, now_s: float) -> list[ProcessLoss]:
         """What was lost since the last look. Called many times a second."""
         losses = []

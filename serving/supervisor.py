@@ -36,6 +36,7 @@ class _Asked:
 
     Attributes:
         handle: Ray's; it has no static type.
+        call: asks the question; returns a reference to the answer.
         limit_s: an answer that takes longer means that it stands still.
         reference: the question that is under way.
         since_s: when that was asked, or when the next one may be.
@@ -44,6 +45,7 @@ class _Asked:
 
     name: str
     handle: Any
+    call: Callable[[], Any]
     limit_s: float
     reference: Any = None
     since_s: float = float("-inf")
@@ -75,9 +77,10 @@ class Supervisor:
         """
         now_s = clock()
         silence_s = config.missed_heartbeats * config.heartbeat_s
-        self._central = _Asked(CENTRAL_NAME, central, 2 * silence_s, answered_at_s=now_s)
+        self._central = _Asked(CENTRAL_NAME, central, self._look_at_central, 2 * silence_s, answered_at_s=now_s)
         self._doors = {
-            name: _Asked(name, handle, config.door_deadline_s, answered_at_s=now_s) for name, handle in doors.items()
+            name: _Asked(name, handle, handle.look.remote, config.door_deadline_s, answered_at_s=now_s)
+            for name, handle in doors.items()
         }
         self._workers = dict(workers)
         self._heartbeat_s = config.heartbeat_s
@@ -120,7 +123,7 @@ class Supervisor:
         """The answer, if one has just come."""
         if asked.reference is None:
             if now_s >= asked.since_s:
-                asked.reference, asked.since_s = asked.handle.look.remote(), now_s
+                asked.reference, asked.since_s = asked.call(), now_s
             return None
         ready, _ = ray.wait([asked.reference], timeout=0)
         if not ready:
@@ -136,6 +139,10 @@ class Supervisor:
             return None
         asked.answered_at_s = now_s
         return answer
+
+    def _look_at_central(self) -> Any:
+        running = [(name, pid) for name in self._workers if (pid := self._processes.running_pid(name)) is not None]
+        return self._central.handle.look.remote(running)
 
     def _on_central(self, look: CentralLook) -> None:
         self._processes.follow(CENTRAL_NAME, look.pid, self._heartbeat_s)

@@ -61,8 +61,14 @@ class CentralActor:
         self._order = ReportOrder()
         self._ticking: asyncio.Task[None] | None = None
 
-    async def look(self) -> CentralLook:
-        """For the supervisor; the first look of a life starts its term."""
+    async def look(self, running: Sequence[tuple[WorkerName, int]] = ()) -> CentralLook:
+        """For the supervisor; the first look of a life starts its term.
+
+        Args:
+            running: worker processes that the supervisor sees run.
+        """
+        for name, pid in running:
+            self._central.process_seen(name, pid, time.monotonic())
         if self._ticking is None:
             self._central.take_over(self._workers, self._doors, time.monotonic())
             self._ticking = asyncio.create_task(self._tick())
