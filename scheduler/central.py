@@ -17,7 +17,7 @@ clock), and `take_commands` returns what to send. The same events give the same 
 from collections.abc import Mapping, Sequence
 
 from configs import CentralConfig
-from manager import Epoch, LeaseId, WorkerName
+from manager import Epoch, WorkerName
 from scheduler.adoption import adopt, cancel_parts, hold_parts
 from scheduler.central_admission import progress, refusal
 from scheduler.central_books import CentralBooks
@@ -26,10 +26,10 @@ from scheduler.central_endings import Endings, Fault
 from scheduler.central_reports import ReportHandler
 from scheduler.central_state import JsonObject, cluster_state
 from scheduler.introductions import HoldingKind, WorkerIntroduction
+from scheduler.lease_renewal import LeaseRenewal
 from scheduler.liveness import loss_reason, note_heartbeat
 from scheduler.messages import (
     ErrorKind,
-    RenewLeases,
     ReportBatch,
     SubmitReply,
     WorkerHeartbeat,
@@ -45,8 +45,6 @@ from scheduler.takeover import Takeover
 from scheduler.tracked_request import Phase, TrackedRequest
 
 __all__ = ["AskDoor", "AskWorker", "CentralCommand", "CentralScheduler", "NotifyDoor", "SendToWorker"]
-
-_NOT_YET_TAKEN = frozenset({Phase.WAITING_OFFER, Phase.OFFERED})
 
 
 class CentralScheduler:
@@ -71,7 +69,7 @@ class CentralScheduler:
         self._held_reports: list[ReportBatch] = []
         self._highest_term_seen = Term(0)
         self._doors_heard_at_s: dict[DoorName, float] = {}
-        self._leases_renewed_at_s = float("-inf")
+        self._lease_renewal = LeaseRenewal(self._books)
 
     # -- a new term --------------------------------------------------------------------------------
 
@@ -302,7 +300,7 @@ class CentralScheduler:
             if now_s - heard_at_s > self._books.config.door_deadline_s:
                 self.door_lost(door, now_s)
         self._expire_requests(now_s)
-        self._renew_leases(now_s)
+        self._lease_renewal.renew_when_due(now_s)
         for record in self._books.ledger.workers(WorkerRole.GENERATION):
             is_due = self._books.credit.is_retry_due(record.worker, now_s)
             if is_due and not record.num_held(HoldingKind.OFFER):
@@ -384,20 +382,6 @@ class CentralScheduler:
             message = f"request {request.spec.uid} was open for {open_s:.1f} s, the deadline is {deadline_s} s"
             self._books.counters["expired_requests"] += 1
             self._endings.fail(request, Fault(ErrorKind.DEADLINE, message, is_retriable=False), now_s)
-
-    def _renew_leases(self, now_s: float) -> None:
-        """Once a heartbeat, while no generation worker has the request (M7)."""
-        if now_s - self._leases_renewed_at_s < self._books.config.heartbeat_s:
-            return
-        self._leases_renewed_at_s = now_s
-        by_owner: dict[WorkerName, list[LeaseId]] = {}
-        for request in self._books.attempts.values():
-            if request.is_lease_open and request.handoff is not None and request.phase in _NOT_YET_TAKEN:
-                owner = request.context_worker
-                if owner is not None:
-                    by_owner.setdefault(owner, []).append(request.handoff.ticket.lease_id)
-        for owner, lease_ids in by_owner.items():
-            self._books.outbox.send(owner, RenewLeases(tuple(lease_ids)))
 
 
 def _needs_context(request: TrackedRequest) -> bool:

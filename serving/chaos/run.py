@@ -5,7 +5,6 @@ be the same each time. Whatever is left afterwards (pages, divergences, audits) 
 """
 
 import asyncio
-import os
 import random
 import sys
 import time
@@ -137,7 +136,9 @@ class _Run:
     def _difference(self, stream: Stream) -> str:
         """Where a stream left the way of its solo run, and who computed it."""
         solo = self._solo[stream.job]
-        common = len(os.path.commonprefix([stream.text, solo.text]))
+        common = next(
+            (n for n, (a, b) in enumerate(zip(stream.text, solo.text, strict=False)) if a != b), len(solo.text)
+        )
         way = [f"{part['worker']} {part['attempt']}" for part in stream.timeline.get("workers", ())]
         return (
             f"job {self._jobs.index(stream.job)} differs after {common} of {len(solo.text)} characters "
