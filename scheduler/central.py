@@ -37,12 +37,13 @@ from scheduler.messages import (
 from scheduler.outbox import CentralCommand, NotifyDoor, SendToWorker
 from scheduler.reconcile import AccountReader, Divergence, DivergenceKind, reconcile
 from scheduler.router import LeastTokensRouter, Router
-from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
+from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid, Term
 from scheduler.tracked_request import Phase, TrackedRequest
 
 __all__ = ["CentralCommand", "CentralScheduler", "NotifyDoor", "SendToWorker"]
 
 _NOT_YET_TAKEN = frozenset({Phase.WAITING_OFFER, Phase.OFFERED})
+_NOT_YET_COMPUTED = frozenset({Phase.WAITING_CONTEXT, Phase.CONTEXT})
 
 
 class CentralScheduler:
@@ -259,18 +260,26 @@ class CentralScheduler:
             self._endings.fail(request, Fault(ErrorKind.DEADLINE, message, is_retriable=False), now_s)
 
     def _renew_leases(self, now_s: float) -> None:
-        """Once a heartbeat, while no generation worker has the request (M7)."""
+        """Once a heartbeat, what waits for the other side by no fault of its own (M7).
+
+        Leases while no generation worker has the request; reservations while no context is computed for it.
+        """
         if now_s - self._leases_renewed_at_s < self._books.config.heartbeat_s:
             return
         self._leases_renewed_at_s = now_s
         by_owner: dict[WorkerName, list[LeaseId]] = {}
+        reservations: dict[WorkerName, list[AttemptId]] = {}
         for request in self._books.attempts.values():
             if request.is_lease_open and request.handoff is not None and request.phase in _NOT_YET_TAKEN:
                 owner = request.context_worker
                 if owner is not None:
                     by_owner.setdefault(owner, []).append(request.handoff.ticket.lease_id)
-        for owner, lease_ids in by_owner.items():
-            self._books.outbox.send(owner, RenewLeases(tuple(lease_ids)))
+            reader = request.generation_worker
+            if reader is not None and request.attempt_id is not None and request.phase in _NOT_YET_COMPUTED:
+                reservations.setdefault(reader, []).append(request.attempt_id)
+        for owner in dict.fromkeys((*by_owner, *reservations)):
+            renewal = RenewLeases(tuple(by_owner.get(owner, ())), tuple(reservations.get(owner, ())))
+            self._books.outbox.send(owner, renewal)
 
 
 def _needs_context(request: TrackedRequest) -> bool:
