@@ -44,6 +44,7 @@ _COUNTERS = (
     "receives_expired",
     "receives_cancelled",
     "bytes_received",
+    "bytes_verified",
     "leases_granted",
     "leases_renewed",
     "leases_settled",
@@ -249,6 +250,8 @@ class TransferAgent:
         """What happened so far, cumulative; every name is always there."""
         with self._lock:
             counts = self._counts + Counter(self._leases.counters()) + Counter(self._reservations.counters())
+            # Counted by whoever moves them: a transport that moves nothing cannot hide behind what was planned.
+            counts["bytes_received"] = self._transport.bytes_moved
             counts["late_signals"] += sum(counts[name] for name in _LATE_OF_TABLES)
             return {name: counts[name] for name in _COUNTERS}
 
@@ -305,7 +308,7 @@ class TransferAgent:
             self._receives.pop(session.request_id, None)
             self._outcomes.append(outcome)
             self._counts[_COUNTER_OF_RESULT[outcome.result]] += 1
-            self._counts["bytes_received"] += outcome.num_bytes
+            self._counts["bytes_verified"] += outcome.num_bytes * (outcome.result is ReceiveResult.VERIFIED)
             self._counts["late_signals"] += session.num_late
         self._wake()
 

@@ -5,15 +5,18 @@ be found out. `is_paused` stands for a stopped process: nothing of it moves but 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from configs import CentralConfig, SchedulerConfig, TransferConfig
 from kvtransfer.agent import TransferAgent
-from kvtransfer.messages import PoolLayout
+from kvtransfer.messages import PoolLayout, ReceiveOutcome, ReceiveResult
 from kvtransfer.peers import PeerChannel
 from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTransport
-from manager import KVCacheManagerV2, TierLevel
+from manager import KVCacheManagerV2, LeaseId, RequestId, TierLevel
 from manager.errors import CopyFailedError
 from scheduler.admission import TransferAdmission
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
@@ -57,6 +60,7 @@ class WorldShape:
     mixed_workers: int = 0
     pages: int = 16
     host_pages: int = 0
+    disk_pages: int = 0
     max_sequences: int = 4
     window_pages: int | None = None
     is_gated: bool = False
@@ -77,8 +81,9 @@ class HandoffWorker:
         registry: InProcessRegistry,
         peers: PeerChannel,
         clock: Callable[[], float],
+        readers_told_ok: Container[RequestId] = (),
     ) -> None:
-        """Build it; it does nothing until it is turned."""
+        """Build it; it does nothing until it is turned. `readers_told_ok`: whose settle was answered OK so far."""
         self.identity = identity
         self.shape = shape
         self.is_alive = True
@@ -87,8 +92,13 @@ class HandoffWorker:
         self.outgoing: list[Message] = []
         self._offset_s = 1000.0 * identity.epoch
         self._clock = clock
+        self._readers_told_ok = readers_told_ok
         geometry, cache = make_geometry(
-            shape.pages, max_sequences=shape.max_sequences, host_slots=shape.host_pages, head_dim=4
+            shape.pages,
+            max_sequences=shape.max_sequences,
+            host_slots=shape.host_pages,
+            disk_slots=shape.disk_pages,
+            head_dim=4,
         )
         self.contents = PageContents(geometry)
         self.copies = PlainCopies(self.contents.by_store())
@@ -156,18 +166,31 @@ class HandoffWorker:
 
     def run_loop(self) -> bool:
         """One iteration: all that touches the manager. A tier that cannot be written ends the process."""
+        if not self.is_running:
+            return False
         self.is_changed = True
+        leased = self._leased_bytes()
         try:
-            return self.is_running and self.loop.run_once()
+            is_busy = self.loop.run_once()
         except CopyFailedError:
             self.manager.audit()
             self.die()
             return True
+        after = self._leased_bytes()
+        for lease_id, content in leased.items():
+            if after.get(lease_id, content) != content:
+                self.engine.violations.append(f"{self.identity.name}: pages of lease {lease_id} were written")
+        return is_busy
 
     def poll(self) -> None:
         """One turn of the agent's thread; only pages that are being filled may change."""
-        if self.is_running:
-            self._watched(lambda: self.agent.poll(self.now_s()))
+        if not self.is_running:
+            return
+        self._watched(lambda: self.agent.poll(self.now_s()))
+        for outcome in self.agent._outcomes:
+            is_verified = isinstance(outcome, ReceiveOutcome) and outcome.result is ReceiveResult.VERIFIED
+            if is_verified and outcome.request_id not in self._readers_told_ok:
+                self.engine.violations.append(f"{outcome.request_id} is verified and no owner said OK")
 
     def move_bytes(self) -> None:
         """The wire writes by itself, stopped process or not."""
@@ -195,14 +218,27 @@ class HandoffWorker:
             self.is_changed = False
 
     def _watched(self, action: Callable[[], object]) -> None:
-        memory = self.contents.pools[TierLevel.DEVICE, self.manager.geometry.pool_groups[0].pool_group_id].memory
-        pages = memory.reshape(-1, PAGE_BYTES)
+        pages = self._device_pages()
         before = pages.copy()
         action()
         changed = {int(slot) for slot in (pages != before).any(axis=1).nonzero()[0]}
         foreign = changed - self.writable_slots()
         if foreign:
             self.engine.violations.append(f"{self.identity.name}: a read wrote into slots {sorted(foreign)}")
+
+    def _leased_bytes(self) -> dict[LeaseId, bytes]:
+        """What a reader of each lease would read now."""
+        pages = self.manager._parts().storage.pages
+        device = self._device_pages()
+        return {
+            lease_id: b"".join(device[pages.slot[page]].tobytes() for group in held.pages for page in group)
+            for lease_id, held in self.manager._leases.items()
+        }
+
+    def _device_pages(self) -> npt.NDArray[np.uint8]:
+        """[num_slots, page_bytes], a view."""
+        pool = self.contents.pools[TierLevel.DEVICE, self.manager.geometry.pool_groups[0].pool_group_id]
+        return pool.memory.reshape(-1, PAGE_BYTES)
 
     def writable_slots(self) -> set[int]:
         """Slots that a read may write: of reservations, and quarantined ones."""

@@ -63,6 +63,7 @@ class HandoffWorld:
         self.central = CentralScheduler(self.shape.central, Term(1))
         self.questions: list[Question] = []
         self.holds_answers = False
+        self._told_ok: set[RequestId] = set()
         self.divergences: list[Divergence] = []
         self.workers: dict[WorkerName, HandoffWorker] = {}
         self.past_lives: list[HandoffWorker] = []
@@ -88,7 +89,7 @@ class HandoffWorld:
     def _start(self, name: WorkerName, role: WorkerRole) -> None:
         self._num_lives += 1
         identity = WorkerIdentity(name, role, Epoch(self._num_lives), 0)
-        worker = HandoffWorker(identity, self.shape, self.registry, self, lambda: self.now_s)
+        worker = HandoffWorker(identity, self.shape, self.registry, self, lambda: self.now_s, self._told_ok)
         self.workers[name] = worker
         self.central.register_worker(worker.registration(), self.now_s)
         self._take_commands()
@@ -182,6 +183,8 @@ class HandoffWorld:
             answer = owner.agent.settle(question.lease_id, question.epoch, question.reader, owner.now_s())
             if question.answer is None:
                 question.answer = answer
+            if answer is SettleReply.OK:
+                self._told_ok.add(question.reader)
 
     def bring_answer(self, question: Question) -> None:
         """The answer arrives at the reader."""
