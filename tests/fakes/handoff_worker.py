@@ -32,6 +32,7 @@ from scheduler.policy import CacheShape
 from scheduler.spec import AttemptId
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox
+from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import SharedPool
 from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker, StopStringDetector
@@ -127,6 +128,7 @@ class HandoffWorker:
             outbox=Outbox(self.identity.name, self.identity.epoch, self),
             staging=SharedPool(),
             wake=threading.Event(),
+            self_audit=SelfAudit(self.manager.audit, period_s=0.0, max_share=1.0, clock=self.now_s),
         )
 
     def registration(self) -> WorkerRegistration:
