@@ -32,6 +32,7 @@ from kvtransfer.messages import (
 )
 from kvtransfer.peers import PeerChannel
 from kvtransfer.receive import Receive
+from kvtransfer.reservation_table import ReservationTable
 from kvtransfer.session import ReceiveWindow, RxSession
 from kvtransfer.transports.base import Transport
 from manager import Epoch, LeaseId, PageLease, PageLocation, RequestId, WorkerName
@@ -43,14 +44,18 @@ _COUNTERS = (
     "receives_expired",
     "receives_cancelled",
     "bytes_received",
+    "bytes_verified",
     "leases_granted",
     "leases_renewed",
     "leases_settled",
     "leases_expired",
     "leases_dropped",
+    "reservations_made",
+    "reservations_renewed",
+    "reservations_expired",
     "late_signals",
 )
-_LATE_OF_LEASES = ("late_renewals", "late_settles", "repeated_settles")
+_LATE_OF_TABLES = ("late_renewals", "late_settles", "repeated_settles", "late_reservations")
 _COUNTER_OF_RESULT = {
     ReceiveResult.VERIFIED: "receives_verified",
     ReceiveResult.FAILED: "receives_failed",
@@ -98,6 +103,7 @@ class TransferAgent:
         self._lock = threading.Lock()
         self._work = threading.Event()
         self._leases = LeaseTable(epoch, config.lease_duration_s)
+        self._reservations = ReservationTable(config.reservation_duration_s)
         self._receives: dict[RequestId, Receive] = {}
         self._outcomes: list[TransferOutcome] = []
         self._counts: Counter[str] = Counter()
@@ -146,6 +152,24 @@ class TransferAgent:
         if outcome is not None:
             self._wake()
         return reply
+
+    # -- receiver's side: reservations ---------------------------------------------------------------
+
+    def hold_reservation(self, request_id: RequestId, now_s: float) -> None:
+        """Start the deadline of a committed reservation. Raises TransferLogicError when it is held already."""
+        with self._lock:
+            self._reservations.hold(request_id, now_s)
+        self.kick()
+
+    def renew_reservations(self, request_ids: Iterable[RequestId], now_s: float) -> int:
+        """Give live reservations their full duration again; ended and unknown ones are counted and ignored."""
+        with self._lock:
+            return self._reservations.renew(request_ids, now_s)
+
+    def release_reservation(self, request_id: RequestId) -> bool:
+        """Activated or given up: no expiry follows. False when it has ended already or is unknown."""
+        with self._lock:
+            return self._reservations.release(request_id)
 
     # -- receiver's side -----------------------------------------------------------------------------
 
@@ -216,17 +240,25 @@ class TransferAgent:
         with self._lock:
             return self._leases.num_held
 
+    @property
+    def num_reservations(self) -> int:
+        """Reservations whose deadline runs."""
+        with self._lock:
+            return self._reservations.num_held
+
     def counters(self) -> Mapping[str, int]:
         """What happened so far, cumulative; every name is always there."""
         with self._lock:
-            counts = self._counts + Counter(self._leases.counters())
-            counts["late_signals"] += sum(counts[name] for name in _LATE_OF_LEASES)
+            counts = self._counts + Counter(self._leases.counters()) + Counter(self._reservations.counters())
+            # Counted by whoever moves them: a transport that moves nothing cannot hide behind what was planned.
+            counts["bytes_received"] = self._transport.bytes_moved
+            counts["late_signals"] += sum(counts[name] for name in _LATE_OF_TABLES)
             return {name: counts[name] for name in _COUNTERS}
 
     # -- the agent thread ----------------------------------------------------------------------------
 
     def poll(self, now_s: float) -> float:
-        """Move everything one step: sweep leases, start, advance and stop reads, look for answers.
+        """Move everything one step: sweep leases and reservations, start, advance and stop reads, look for answers.
 
         Blocks for one poll of the transport per receive at most (of a transport that copies in `poll`: for
         one read's piece in all). Never raises for a peer's or a transport's fault.
@@ -235,7 +267,7 @@ class TransferAgent:
             Seconds after which it wants to be called again; 0.0 while polling moves bytes.
         """
         with self._lock:
-            expired = self._leases.sweep(now_s)
+            expired: list[TransferOutcome] = [*self._leases.sweep(now_s), *self._reservations.sweep(now_s)]
             self._outcomes.extend(expired)
             receives = list(self._receives.values())
         if expired:
@@ -276,14 +308,15 @@ class TransferAgent:
             self._receives.pop(session.request_id, None)
             self._outcomes.append(outcome)
             self._counts[_COUNTER_OF_RESULT[outcome.result]] += 1
-            self._counts["bytes_received"] += outcome.num_bytes
+            self._counts["bytes_verified"] += outcome.num_bytes * (outcome.result is ReceiveResult.VERIFIED)
             self._counts["late_signals"] += session.num_late
         self._wake()
 
     def _delay_s(self, now_s: float) -> float:
         with self._lock:
             receives = list(self._receives.values())
-            idle_s = min(self._leases.next_deadline_s - now_s, self._config.heartbeat_s)
+            due_s = min(self._leases.next_deadline_s, self._reservations.next_deadline_s)
+            idle_s = min(due_s - now_s, self._config.heartbeat_s)
         if any(receive.is_reading for receive in receives):
             return 0.0 if self._transport.copies_in_poll else self._config.agent_poll_s
         if receives:

@@ -135,4 +135,11 @@ class LeaseOutcome:
     settled: bool
 
 
-TransferOutcome = ReceiveOutcome | LeaseOutcome
+@dataclass(frozen=True, slots=True)
+class ReservationExpired:
+    """A reservation was neither activated nor given up by its deadline; a read into its pages may still run."""
+
+    request_id: RequestId
+
+
+TransferOutcome = ReceiveOutcome | LeaseOutcome | ReservationExpired

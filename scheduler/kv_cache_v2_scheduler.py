@@ -106,7 +106,7 @@ class KVCacheV2Scheduler:
             msg = f"{attempt_id}: a context worker takes no offers"
             raise InvalidRequest(msg)
         request = self._arrive(attempt_id, spec, AttemptState.DISAGG_GENERATION_INIT, now_s)
-        num_bytes = 0 if handoff is None else handoff.ticket.total_bytes
+        num_bytes = None if handoff is None else handoff.ticket.total_bytes
         self._table.offers[request.request_id] = Offer(request, num_bytes)
         return request
 

@@ -1,11 +1,16 @@
-"""`LeaseRenewal`: keeps the pages of finished contexts held while no generation worker has their requests (M7)."""
+"""`LeaseRenewal`: keeps what waits for the other side by no fault of its own (M7).
+
+Leases, while no generation worker has their requests; reservations, while no context is computed for them.
+"""
 
 from manager import LeaseId, WorkerName
 from scheduler.central_books import CentralBooks
 from scheduler.messages import RenewLeases
+from scheduler.spec import AttemptId
 from scheduler.tracked_request import Phase
 
 _NOT_YET_TAKEN = frozenset({Phase.WAITING_OFFER, Phase.OFFERED})
+_NOT_YET_COMPUTED = frozenset({Phase.WAITING_CONTEXT, Phase.CONTEXT})
 
 
 class LeaseRenewal:
@@ -22,10 +27,15 @@ class LeaseRenewal:
             return
         self._renewed_at_s = now_s
         by_owner: dict[WorkerName, list[LeaseId]] = {}
+        reservations: dict[WorkerName, list[AttemptId]] = {}
         for request in self._books.attempts.values():
             if request.is_lease_open and request.handoff is not None and request.phase in _NOT_YET_TAKEN:
                 owner = request.context_worker
                 if owner is not None:
                     by_owner.setdefault(owner, []).append(request.handoff.ticket.lease_id)
-        for owner, lease_ids in by_owner.items():
-            self._books.outbox.send(owner, RenewLeases(tuple(lease_ids)))
+            reader = request.generation_worker
+            if reader is not None and request.attempt_id is not None and request.phase in _NOT_YET_COMPUTED:
+                reservations.setdefault(reader, []).append(request.attempt_id)
+        for worker in dict.fromkeys((*by_owner, *reservations)):
+            renewal = RenewLeases(tuple(by_owner.get(worker, ())), tuple(reservations.get(worker, ())))
+            self._books.outbox.send(worker, renewal)

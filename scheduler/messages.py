@@ -127,9 +127,15 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RenewLeases:
-    """Extend these leases by the full duration; sent while no generation worker has the request yet."""
+    """Extend these by their full duration.
+
+    Attributes:
+        lease_ids: of contexts that no generation worker has taken yet.
+        reservations: attempts whose place was reserved before their context is computed.
+    """
 
     lease_ids: tuple[LeaseId, ...]
+    reservations: tuple[AttemptId, ...] = ()
 
 
 WorkerCommand = RunContext | RunLocal | OfferGeneration | DeliverHandoff | CancelAttempt | RenewLeases

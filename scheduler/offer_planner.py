@@ -97,6 +97,13 @@ class OfferPlanner:
         for group, pages in self._reckoning.growth(growing).items():
             if pages > plan.budget.pages[group]:
                 return Deferral("growth_reserve", pages, plan.budget.pages[group])
-        if not self._window.try_take(offer.request.request_id, offer.transfer_bytes):
-            return Deferral("transfer_window", offer.transfer_bytes, self._window.available_bytes)
+        num_bytes = self._transfer_bytes(offer)
+        if not self._window.try_take(offer.request.request_id, num_bytes):
+            return Deferral("transfer_window", num_bytes, self._window.available_bytes)
         return None
+
+    def _transfer_bytes(self, offer: Offer) -> int:
+        """Without a ticket, what its pages will take: a place reserved first is in the window as well (C1b)."""
+        if offer.transfer_bytes is not None:
+            return offer.transfer_bytes
+        return self._reckoning.num_bytes(self._plan.manager.pages_to_fill(offer.request.request_id))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from configs import SchedulerConfig, SchedulingPolicy
-from manager import CacheGeometry, PoolGroupId, TierLevel
+from manager import CacheGeometry, PageLocation, PoolGroupId, TierLevel
 from scheduler.request import Request
 from scheduler.states import AttemptState
 
@@ -52,10 +52,12 @@ class LayerGroupShape:
     Attributes:
         pool_group: where its pages come from; one page per block.
         max_blocks: most blocks that one request keeps there (a window); None for every block.
+        page_bytes: of one page.
     """
 
     pool_group: PoolGroupId
     max_blocks: int | None = None
+    page_bytes: int = 0
 
     def num_blocks(self, num_blocks: int) -> int:
         """Blocks kept of a request that has `num_blocks`."""
@@ -88,12 +90,16 @@ class CacheShape:
             if group.window is not None:
                 # A window that is not aligned to blocks touches one block more; sinks stay beside it.
                 most = -(-(group.window - 1) // size) + 1 + -(-group.num_sink_tokens // size)
-            groups.append(LayerGroupShape(group.pool_group_id, most))
+            groups.append(LayerGroupShape(group.pool_group_id, most, group.page_bytes))
         totals = {
             pool.pool_group_id: geometry.num_slots(TierLevel.DEVICE, pool.pool_group_id)
             for pool in geometry.pool_groups
         }
         return cls(size, tuple(groups), totals, geometry.max_request_tokens)
+
+    def num_bytes(self, pages: Iterable[PageLocation]) -> int:
+        """Bytes of these pages."""
+        return sum(self.layer_groups[page.layer_group].page_bytes for page in pages)
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that cover `num_tokens` positions."""
@@ -114,6 +120,10 @@ class PageReckoning:
     def tokens_per_block(self) -> int:
         """Positions of one block."""
         return self._shape.tokens_per_block
+
+    def num_bytes(self, pages: Iterable[PageLocation]) -> int:
+        """Bytes of these pages."""
+        return self._shape.num_bytes(pages)
 
     def final_tokens(self, request: Request, *, context_only: bool) -> int:
         """Positions that need a place by the time `request` ends here.

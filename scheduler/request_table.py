@@ -23,10 +23,14 @@ from scheduler.waiting_queue import WaitingQueue
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An invitation to generate here; `transfer_bytes` is what it would add to the window."""
+    """An invitation to generate here.
+
+    Attributes:
+        transfer_bytes: what its ticket would add to the window; None while its context is not computed.
+    """
 
     request: Request
-    transfer_bytes: int
+    transfer_bytes: int | None
 
 
 class RequestTable:

@@ -34,6 +34,11 @@ class Transport(Protocol):
         """
         ...
 
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that reads have written into our memory so far, counted where they move (I14)."""
+        ...
+
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
         """Make `memory` (1-D, our whole pool) readable by peers and writable by our reads. Once."""
         ...

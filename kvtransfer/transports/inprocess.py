@@ -61,6 +61,7 @@ class InProcessTransport:
         self._memory: npt.NDArray[np.uint8] | None = None
         self._life = 0
         self._next_id = 0
+        self._bytes_moved = 0
         self._reads: dict[ReadId, tuple[str, int, LocalCopy]] = {}
         self._cancelled: set[ReadId] = set()
         self._last_error: tuple[ReadId, str] | None = None
@@ -74,6 +75,11 @@ class InProcessTransport:
     def copies_in_poll(self) -> bool:
         """Always: `poll` is where the bytes move."""
         return True
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that our reads have copied so far."""
+        return self._bytes_moved
 
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
         """Make `memory` readable by all of the registry and writable by our reads. Once."""
@@ -114,7 +120,9 @@ class InProcessTransport:
             self._forget(read_id)
             self._last_error = (read_id, str(error))
             return ReadStatus.FAILED
-        if not local_copy.advance(self._max_poll_bytes):
+        is_done = local_copy.advance(self._max_poll_bytes)
+        self._bytes_moved += local_copy.take_count()
+        if not is_done:
             return ReadStatus.PENDING
         self._forget(read_id)
         return ReadStatus.DONE

@@ -48,6 +48,12 @@ class LocalCopy:
         self._runs = runs
         self._run = 0
         self._offset = 0
+        self._num_bytes = 0
+
+    def take_count(self) -> int:
+        """Bytes copied since the last call."""
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        return num_bytes
 
     def advance(self, max_bytes: int) -> bool:
         """Copy up to `max_bytes` more bytes; whether all of them are here."""
@@ -58,6 +64,7 @@ class LocalCopy:
             if self._offset or length > left:
                 left = self._copy_part(index, left)
                 if self._offset:
+                    self._num_bytes += max_bytes - left
                     return False
             else:
                 destination[destination_first : destination_first + length] = source[
@@ -67,6 +74,7 @@ class LocalCopy:
             self._run = index + 1
             if not left:
                 break
+        self._num_bytes += max_bytes - left
         return self._run == len(self._runs)
 
     def _copy_part(self, index: int, max_bytes: int) -> int:

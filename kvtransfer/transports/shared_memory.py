@@ -103,6 +103,7 @@ class SharedMemoryTransport:
         self._mappings: dict[str, _Mapping] = {}
         self._reads: dict[ReadId, _Read] = {}
         self._next_id = 0
+        self._bytes_moved = 0
         self._last_error: tuple[ReadId, str] | None = None
 
     @property
@@ -119,6 +120,11 @@ class SharedMemoryTransport:
     def num_mappings(self) -> int:
         """Peers' pools that are mapped now."""
         return len(self._mappings)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that our reads have copied so far."""
+        return self._bytes_moved
 
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
         """Make `memory`, which must lie in our file, readable by peers and writable by our reads. Once.
@@ -185,7 +191,9 @@ class SharedMemoryTransport:
             del self._reads[read_id]
             self._last_error = (read_id, reason)
             return ReadStatus.FAILED
-        if not read.local_copy.advance(self._max_poll_bytes):
+        is_done = read.local_copy.advance(self._max_poll_bytes)
+        self._bytes_moved += read.local_copy.take_count()
+        if not is_done:
             return ReadStatus.PENDING
         del self._reads[read_id]
         return ReadStatus.DONE

@@ -59,6 +59,7 @@ class VirtualNetwork:
 class _Read:
     source: WorkerName
     epoch: int
+    num_bytes: int
     done_s: float
     fails: bool
     is_cancelled: bool = False
@@ -79,6 +80,7 @@ class VirtualTransport:
         self._free_s = 0.0
         self._next_id = 0
         self._reads: dict[ReadId, _Read] = {}
+        self.bytes_moved = 0
         self.num_failed = 0
         self.num_stalled = 0
 
@@ -126,7 +128,7 @@ class VirtualTransport:
             done_s = (start_s + done_s) / 2
         self._next_id += 1
         read_id = ReadId(self._next_id)
-        self._reads[read_id] = _Read(owner, life, done_s, fails)
+        self._reads[read_id] = _Read(owner, life, num_bytes, done_s, fails)
         return read_id
 
     def poll(self, read_id: ReadId) -> ReadStatus:
@@ -147,6 +149,7 @@ class VirtualTransport:
             return ReadStatus.FAILED
         if self._network.events.now_s < read.done_s:
             return ReadStatus.PENDING
+        self.bytes_moved += 0 if read.fails else read.num_bytes
         return ReadStatus.FAILED if read.fails else ReadStatus.DONE
 
     def error(self, read_id: ReadId) -> str:

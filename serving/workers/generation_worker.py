@@ -7,7 +7,7 @@ ordinary decode. Knows nothing of the step.
 from collections.abc import Sequence
 
 from kvtransfer.agent import TransferAgent
-from kvtransfer.messages import ReceiveOutcome, ReceiveResult, TransferTicket
+from kvtransfer.messages import ReceiveOutcome, ReceiveResult, ReservationExpired, TransferTicket
 from manager import KVCacheManager, PageLocation, RequestId
 from scheduler.interface import IterationScheduler
 from scheduler.messages import Activated, DeliverHandoff, ErrorKind, Failed, Handoff, OfferGeneration, Reserved
@@ -63,6 +63,7 @@ class GenerationSide:
     def on_reserved(self, request: Request, now_s: float) -> None:
         """A reservation was committed: read its pages, or wait for the context that fills them."""
         self._outbox.report(Reserved(request.attempt_id))
+        self._agent.hold_reservation(request.request_id, now_s)
         handoff = self._handoffs.get(request.attempt_id)
         if handoff is not None:
             self._read(request, handoff, now_s)
@@ -93,8 +94,27 @@ class GenerationSide:
             message = outcome.message or f"attempt {outcome.request_id}: transfer {outcome.result}"
             self._end_receive(outcome.request_id, message, now_s)
 
+    def on_reservation_expired(self, outcome: ReservationExpired, now_s: float) -> bool:
+        """Its deadline has come: the attempt fails; pages that may still be written stay quarantined (M7).
+
+        Returns:
+            False when it was activated or ended before: the signal is late.
+        """
+        attempt_id = AttemptId(outcome.request_id)
+        request = self._scheduler.get(attempt_id)
+        if request is None or request.state is not AttemptState.DISAGG_GENERATION_TRANS_IN_PROGRESS:
+            return False
+        self._scheduler.fail(attempt_id, now_s)
+        self.stop_receive(request, now_s)
+        self.forget(attempt_id)
+        self._phases.forget(attempt_id)
+        message = f"attempt {attempt_id}: its reservation was not activated before its deadline"
+        self._outbox.report(Failed(attempt_id, ErrorKind.TRANSFER, message, retriable=True))
+        return True
+
     def forget(self, attempt_id: AttemptId) -> None:
         """The attempt has ended here, or was deferred."""
+        self._agent.release_reservation(RequestId(attempt_id))
         self._handoffs.pop(attempt_id, None)
         self._filling.pop(attempt_id, None)
 
@@ -104,6 +124,7 @@ class GenerationSide:
             # The attempt was cancelled while its pages arrived: only its quarantine is left.
             self._scheduler.on_receive_ended(request_id, now_s)
             return
+        self._agent.release_reservation(request_id)
         self._staging.copy_in(self._filling.pop(AttemptId(request_id)))
         request = self._scheduler.on_received(request_id, handoff.first_token_id, now_s)
         if request is not None:

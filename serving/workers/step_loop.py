@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from kvtransfer.agent import TransferAgent
-from kvtransfer.messages import LeaseOutcome, ReceiveOutcome
-from manager import KVCacheManager
+from kvtransfer.messages import LeaseOutcome, ReceiveOutcome, ReservationExpired
+from manager import KVCacheManager, RequestId
 from scheduler.errors import InvalidRequest
 from scheduler.interface import IterationScheduler
 from scheduler.introductions import WorkerIntroduction
@@ -62,6 +62,7 @@ from serving.workers.stop_checker import StopChecker
 from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
+_COUNTER_NAMES = ("audits", "refused_terms", "failed_steps", "ignored_commands", "late_signals")
 
 
 class StepEngine(Protocol):
@@ -116,7 +117,7 @@ class WorkerLoop:
         self._commands_seen: tuple[Term, int] | None = None
         self._phases = PhaseClock(identity.name)
         self._progress = _Progress()
-        self._counts = {"audits": 0, "refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
+        self._counts = dict.fromkeys(_COUNTER_NAMES, 0)
         self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
         self._generation_side = GenerationSide(
             parts.manager, parts.scheduler, parts.agent, parts.outbox, self._phases, parts.staging
@@ -211,6 +212,7 @@ class WorkerLoop:
                 self._end(command.attempt_id, now_s)
             case RenewLeases():
                 self._parts.agent.renew(command.lease_ids, now_s)
+                self._parts.agent.renew_reservations(map(RequestId, command.reservations), now_s)
             case _:
                 assert_never(command)
 
@@ -250,6 +252,9 @@ class WorkerLoop:
                     self._generation_side.on_receive(outcome, self._clock())
                 case LeaseOutcome():
                     self._context_side.on_lease(outcome, self._clock())
+                case ReservationExpired():
+                    is_live = self._generation_side.on_reservation_expired(outcome, self._clock())
+                    self._counts["late_signals"] += not is_live
                 case _:
                     assert_never(outcome)
         return bool(outcomes)
@@ -341,10 +346,12 @@ class WorkerLoop:
     def _make_snapshot(self) -> WorkerSnapshot:
         counters = dict(self._scheduler.counters())
         transfers = self._parts.agent.counters()
+        late_signals = sum(counts["late_signals"] for counts in (counters, transfers, self._counts))
         counters.update(transfers)
         counters["transfers"] = transfers["receives_verified"]
         counters["transfer_bytes"] = transfers["bytes_received"]
         counters.update(self._counts)
+        counters["late_signals"] = late_signals
         return WorkerSnapshot(
             worker=self._identity.name,
             role=self._identity.role,

@@ -104,6 +104,20 @@ def test_a_read_brings_exactly_the_named_bytes_and_touches_no_others(owner: Side
     assert np.array_equal(owner.memory, before)
 
 
+def test_bytes_are_counted_where_they_move_cancelled_reads_included(owner: Side, reader: Side) -> None:
+    source = owner.transport.describe()
+    assert reader.transport.bytes_moved == 0
+    copies = [PageCopy(0, 1024, 64), PageCopy(2048, 0, 700), PageCopy(100, 4000, 96)]
+    assert drain(reader.transport, reader.transport.read(source, copies)) is ReadStatus.DONE
+    assert reader.transport.bytes_moved == 860
+    cancelled = reader.transport.read(source, [PageCopy(0, 0, 2 * POLL_BYTES)])
+    reader.transport.poll(cancelled)
+    reader.transport.cancel(cancelled)
+    drain(reader.transport, cancelled)
+    assert 860 + POLL_BYTES <= reader.transport.bytes_moved <= 860 + 2 * POLL_BYTES
+    assert owner.transport.bytes_moved == 0
+
+
 def test_a_read_of_the_whole_memory_brings_all_of_it(owner: Side, reader: Side) -> None:
     read_id = reader.transport.read(owner.transport.describe(), [PageCopy(0, 0, POOL_BYTES)])
     assert drain(reader.transport, read_id) is ReadStatus.DONE

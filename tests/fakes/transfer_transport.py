@@ -35,6 +35,10 @@ class GatedTransport:
     def name(self) -> str:
         return self._inner.name
 
+    @property
+    def bytes_moved(self) -> int:
+        return self._inner.bytes_moved
+
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
         self._inner.register(memory)
 
