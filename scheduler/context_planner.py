@@ -4,9 +4,11 @@ Started contexts (between chunks, or paused for recompute) go before new ones, s
 ends and lets go of them.
 """
 
+from itertools import chain
+
 from configs import SchedulerConfig
 from configs.scheduling import ChunkingPolicy
-from manager import Grant, Refusal, RefusalReason, RequestId
+from manager import Grant, PoolGroupId, Refusal, RefusalReason, RequestId
 from scheduler.chunking import equal_progress_tokens, next_chunk_tokens
 from scheduler.iteration_pass import IterationPass
 from scheduler.output import ContextChunk
@@ -18,7 +20,7 @@ from scheduler.request_table import RequestTable
 class ContextPlanner:
     """The third part of a pass (S1, S7)."""
 
-    __slots__ = ("_config", "_context_only", "_plan", "_reckoning", "_table")
+    __slots__ = ("_config", "_context_only", "_plan", "_reckoning", "_set_aside", "_table")
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class ContextPlanner:
         self._reckoning = reckoning
         self._config = config
         self._context_only = context_only
+        self._set_aside: dict[PoolGroupId, int] | None = None
 
     def run(self) -> None:
         """Chunks for started contexts, then for new ones up to the first that does not fit (S6)."""
@@ -107,7 +110,7 @@ class ContextPlanner:
         newcomer = table.waiting.peek()
         if newcomer is None:
             return None
-        holders = (*table.admitted(), *decisions.reserved, *decisions.out_of_line, *table.leased.values())
+        holders = chain(table.admitted(), decisions.reserved, decisions.out_of_line, table.leased.values())
         if not self._reckoning.fits_worst_case(holders, newcomer, context_only=self._context_only):
             return None
         decisions.out_of_line.append(table.waiting.pop())
@@ -204,9 +207,12 @@ class ContextPlanner:
 
     def _growth_shortage(self, request_id: RequestId) -> Refusal | None:
         """Room for the decodes comes first (B5): a context that took it would be their victim at once."""
-        decisions = self._plan.decisions
-        growing = (*decisions.decoding(), *self._table.receiving.values(), *decisions.reserved)
-        for group, pages in self._reckoning.growth(growing).items():
+        if self._set_aside is None:
+            # Who decodes, receives or is reserved is settled before the first context; reckoned once a pass.
+            decisions = self._plan.decisions
+            growing = chain(decisions.decoding(), self._table.receiving.values(), decisions.reserved)
+            self._set_aside = self._reckoning.growth(growing)
+        for group, pages in self._set_aside.items():
             available = self._plan.budget.pages[group]
             if pages > available:
                 return Refusal(request_id, RefusalReason.OUT_OF_PAGES, pages, available, pool_group=group)

@@ -1,6 +1,8 @@
 """Takes offers in the order of their arrival, or defers them: the init half of the handoff (C1)."""
 
-from manager import Grant, Refusal, RefusalReason
+from itertools import chain
+
+from manager import Grant, PoolGroupId, Refusal, RefusalReason
 from scheduler.admission import TransferWindow
 from scheduler.iteration_pass import IterationPass
 from scheduler.output import OLDER_REQUEST_WAITS, Deferral
@@ -12,7 +14,7 @@ from scheduler.request_table import Offer, RequestTable
 class OfferPlanner:
     """The second part of a pass: outside the row budget, inside the page budget (S1)."""
 
-    __slots__ = ("_max_requests", "_plan", "_reckoning", "_table", "_window")
+    __slots__ = ("_max_requests", "_plan", "_reckoning", "_set_aside", "_table", "_window")
 
     def __init__(
         self,
@@ -28,6 +30,7 @@ class OfferPlanner:
         self._reckoning = reckoning
         self._window = window
         self._max_requests = max_requests
+        self._set_aside: dict[PoolGroupId, int] | None = None
 
     def run(self, starved: Request | None) -> None:
         """Decide every offer: reserved, deferred or failed.
@@ -59,7 +62,7 @@ class OfferPlanner:
         admitted = self._table.num_admitted + len(self._plan.decisions.reserved)
         if admitted >= self._max_requests:
             return Deferral("batch_full", 1, self._max_requests - admitted)
-        others = (*self._table.admitted(), *self._plan.decisions.reserved)
+        others = chain(self._table.admitted(), self._plan.decisions.reserved)
         if not self._reckoning.fits_worst_case(others, offer.request, context_only=False):
             return Deferral("worst_case_exceeds_pool")
         return None
@@ -88,18 +91,14 @@ class OfferPlanner:
     def _deferral_after_grant(self, offer: Offer, grant: Grant) -> Deferral | None:
         plan = self._plan
         plan.budget.commit(grant)
-        growing = (
-            *plan.decisions.decoding(),
-            *self._table.receiving.values(),
-            *plan.decisions.reserved,
-            offer.request,
-        )
-        for group, pages in self._reckoning.growth(growing).items():
+        reserve = self._reserve_with(offer.request)
+        for group, pages in reserve.items():
             if pages > plan.budget.pages[group]:
                 return Deferral("growth_reserve", pages, plan.budget.pages[group])
         num_bytes = self._transfer_bytes(offer)
         if not self._window.try_take(offer.request.request_id, num_bytes):
             return Deferral("transfer_window", num_bytes, self._window.available_bytes)
+        self._set_aside = reserve
         return None
 
     def _transfer_bytes(self, offer: Offer) -> int:
@@ -107,3 +106,11 @@ class OfferPlanner:
         if offer.transfer_bytes is not None:
             return offer.transfer_bytes
         return self._reckoning.num_bytes(self._plan.manager.pages_to_fill(offer.request.request_id))
+
+    def _reserve_with(self, newcomer: Request) -> dict[PoolGroupId, int]:
+        """A block for each that grows, the newcomer included; who decodes is settled before the first offer."""
+        if self._set_aside is None:
+            growing = chain(self._plan.decisions.decoding(), self._table.receiving.values())
+            self._set_aside = self._reckoning.growth(growing)
+        own = self._reckoning.growth((newcomer,))
+        return {group: pages + own[group] for group, pages in self._set_aside.items()}

@@ -6,6 +6,7 @@ whoever is earlier in it is never a victim of whoever is later.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from configs import SchedulerConfig, SchedulingPolicy
 from manager import CacheGeometry, PageLocation, PoolGroupId, TierLevel
@@ -160,7 +161,7 @@ class PageReckoning:
             return True
         shape = self._shape
         pages = dict.fromkeys(shape.total_pages, 0)
-        for request in (*admitted, newcomer):
+        for request in chain(admitted, (newcomer,)):
             blocks = shape.num_blocks(self.final_tokens(request, context_only=context_only))
             for group in shape.layer_groups:
                 pages[group.pool_group] += group.num_blocks(blocks)

@@ -95,6 +95,7 @@ def _add_bench_scheduler(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[16, 64, 256], help="decodes in the step")
     parser.add_argument("--waiting", type=int, nargs="+", default=[0, 10, 1_000, 10_000], help="blocked requests")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--against-vllm", type=Path, metavar="PYTHON", help="one with vLLM: its scheduler beside ours")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_bench_scheduler)
 

@@ -27,6 +27,7 @@ from scheduler.messages import WorkerRole
 from scheduler.output import DrawnToken, SchedulerOutput
 from scheduler.policy import CacheShape
 from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid, SamplingParams, StopParams
+from serving.bench import scheduler_stream
 
 RUNNING = (16, 64, 256)
 WAITING = (0, 10, 1_000, 10_000)
@@ -91,6 +92,10 @@ class _World:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
+    if arguments.against_vllm is not None:
+        against = scheduler_stream.compare_with_vllm(arguments.against_vllm, arguments.running, arguments.rounds)
+        print(json.dumps(against) if arguments.json else scheduler_stream.table(against))
+        return 0
     rows = measure(tuple(arguments.running), tuple(arguments.waiting), arguments.rounds)
     if arguments.json:
         print(json.dumps(rows))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from manager.cache_chain import CacheStatus
 from manager.cache_set import RequestCaches
 from manager.storage.journal import Journal
 from scheduler import generation_planner
@@ -20,13 +21,15 @@ from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.request import Request
 from scheduler.request_table import RequestTable
 
-JOURNALED = {
+JOURNALED: dict[str, set[tuple[object, ...]]] = {
     "pages": {("SlotAllocator", "_untake")},
     "prefix_claim": {("PageTable", "_drop_locks")},
     "cursor": {("KVCache", "_put_num_blocks")},
     "cache": {("RequestCaches", "_remove")},
     "statistics": {("CacheTransaction", "_add")},
     "eviction_order": {("EvictionController", "_put_cursor")},
+    "resume": {("KVCache", "_put_status", CacheStatus.SUSPENDED)},
+    "suspension": {("KVCache", "_put_status", CacheStatus.ACTIVE)},
 }
 
 
@@ -44,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         SCHEDULER_MUTATIONS[resource]()
 
 
-def _drop_inverses(names: set[tuple[str, str]], *, index_slots: bool = False) -> None:
+def _drop_inverses(names: set[tuple[object, ...]], *, index_slots: bool = False) -> None:
     allocators: list[object] = []
     make_caches = RequestCaches.__init__
 
@@ -58,12 +61,19 @@ def _drop_inverses(names: set[tuple[str, str]], *, index_slots: bool = False) ->
             undo, arguments = entries.pop()
             owner = getattr(undo, "__self__", None)
             is_index_slot = any(owner is allocator for allocator in allocators)
-            if (type(owner).__name__, getattr(undo, "__name__", "")) in names and is_index_slot == index_slots:
+            inverse = (type(owner).__name__, getattr(undo, "__name__", ""))
+            is_named = any(name[:2] == inverse and _agrees(name[2:], arguments) for name in names)
+            if is_named and is_index_slot == index_slots:
                 continue
             undo(*arguments)
 
     RequestCaches.__init__ = make_and_note  # type: ignore[method-assign]
     Journal.undo_to = undo_to  # type: ignore[method-assign]
+
+
+def _agrees(wanted: tuple[object, ...], arguments: tuple[object, ...]) -> bool:
+    """Whether the inverse was journaled with these arguments; the very objects, since some have no equality."""
+    return all(one is other for one, other in zip(wanted, arguments, strict=False))
 
 
 def _index_slot() -> None:

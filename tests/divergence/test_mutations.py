@@ -20,6 +20,8 @@ GUARDS = {
     "statistics": "v01",
     "eviction_order": "v10",
     "index_slot": "v01",
+    "resume": "v03",
+    "suspension": "v04",
     "draft_length": "v03",
     "budget": "v02",
     "victims": "v06",

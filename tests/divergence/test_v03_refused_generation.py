@@ -48,3 +48,20 @@ def test_a_paused_request_that_cannot_come_back_stays_as_it_was() -> None:
 def test_a_fault_anywhere_in_the_pass_leaves_nothing() -> None:
     assert fault_at_every_call(build, pass_of).count("try_allocate_generation") == 3
     assert "prepare_context" in fault_at_every_call(build_paused, pass_of)
+
+
+def build_before_the_return() -> Scene:
+    """The newer decode is suspended to the host, and in the next pass there is room for it again."""
+    scene = make_scene(num_pages=4, host_pages=8)
+    older = scene.worker.context(make_spec("older", 7, max_tokens=5))
+    newer = scene.worker.context(make_spec("newer", 7, max_tokens=8))
+    while not older.is_terminal:
+        scene.worker.step()
+    assert state_of(newer) is AttemptState.GENERATION_PAUSED
+    return scene
+
+
+def test_a_decode_that_came_back_in_a_pass_that_fails_is_suspended_as_before() -> None:
+    assert build_before_the_return().worker.schedule().num_resumed == 1
+    hit = fault_at_every_call(build_before_the_return, pass_of)
+    assert hit.index("try_allocate_generation") < hit.index("commit")
