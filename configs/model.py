@@ -20,6 +20,9 @@ class ModelConfig(Section):
 
     Attributes:
         max_position: context length in tokens, prompt and output together.
+        layer_windows: for each layer, the positions that a query sees, itself included; None for all of
+            them. Empty where every layer sees all.
+        num_sink_tokens: first positions that windowed layers see as well.
     """
 
     num_layers: int
@@ -35,6 +38,8 @@ class ModelConfig(Section):
     tie_embeddings: bool
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    layer_windows: tuple[int | None, ...] = ()
+    num_sink_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a geometry that cannot be computed."""
@@ -43,6 +48,21 @@ class ModelConfig(Section):
         if self.num_heads % self.num_kv_heads:
             msg = f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
             raise ValueError(msg)
+        self.require_not_negative("num_sink_tokens")
+        if self.layer_windows and len(self.layer_windows) != self.num_layers:
+            msg = f"layer_windows has {len(self.layer_windows)} entries for num_layers={self.num_layers}"
+            raise ValueError(msg)
+        windows = [window for window in self.layer_windows if window is not None]
+        if any(window <= 0 for window in windows):
+            msg = f"layer_windows={self.layer_windows}: a window must be above 0"
+            raise ValueError(msg)
+        if self.num_sink_tokens and not windows:
+            msg = f"num_sink_tokens={self.num_sink_tokens}, but no layer has a window"
+            raise ValueError(msg)
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a query of this layer sees, itself included; None for all."""
+        return self.layer_windows[layer] if self.layer_windows else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

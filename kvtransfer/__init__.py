@@ -6,6 +6,7 @@ Transports are imported from `kvtransfer.transports`, one module each.
 from kvtransfer.agent import TransferAgent
 from kvtransfer.errors import HandshakeRefused, PeerError, TransferError, TransferLogicError
 from kvtransfer.messages import (
+    GroupLayout,
     LeaseOutcome,
     MemoryDescription,
     PageCopy,
@@ -21,6 +22,7 @@ from kvtransfer.peers import PeerChannel, PendingReply
 from kvtransfer.plan import check_compatible
 
 __all__ = [
+    "GroupLayout",
     "HandshakeRefused",
     "LeaseOutcome",
     "MemoryDescription",

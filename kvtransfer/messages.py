@@ -11,20 +11,42 @@ from manager import Epoch, LeaseId, PageLease, RequestId, WorkerName
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """The pages of one layer group.
+
+    A page is `[len(layer_ids), 2, num_kv_heads, tokens_per_block, head_dim]`, contiguous.
+
+    Attributes:
+        layer_ids: the model's layers in it, in the page's order.
+        window: positions that a query of these layers sees; None for all. Pages outside are not sent.
+        num_sink_tokens: first positions that it sees as well.
+        page_bytes: size of a page.
+    """
+
+    layer_ids: tuple[int, ...]
+    window: int | None
+    num_sink_tokens: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolLayout:
     """The shape of one worker's pages; compared field by field at the handshake (C18).
 
-    A page is `[num_layers, 2, num_kv_heads, tokens_per_block, head_dim]` of `dtype`, contiguous.
+    Attributes:
+        groups: by layer group id.
+        offsets: for each layer group, the byte of the registered memory at which its slot 0 lies. A pool's own:
+            not compared.
     """
 
     model_fingerprint: str
-    num_layers: int
     num_kv_heads: int
     head_dim: int
     tokens_per_block: int
     dtype: str
-    page_bytes: int
-    layout_version: int = 1
+    groups: tuple[GroupLayout, ...]
+    layout_version: int = 2
+    offsets: tuple[int, ...] = field(default=(0,), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +88,10 @@ class TransferTicket:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all pages."""
-        return len(self.lease.pages) * self.layout.page_bytes
+        """Bytes of all pages; those of a layer group that does not exist are refused by the plan of a receive."""
+        sizes = [group.page_bytes for group in self.layout.groups]
+        known = [page.layer_group for page in self.lease.pages if 0 <= page.layer_group < len(sizes)]
+        return sum(sizes[layer_group] for layer_group in known)
 
 
 @dataclass(frozen=True, slots=True)

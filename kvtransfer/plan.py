@@ -1,7 +1,7 @@
 """Which bytes to copy from a peer's pool into ours, in as few runs as possible. Pure.
 
-A page of slot s lies at byte s * page_bytes of its pool, and a page is contiguous (design, section 4).
-Pages that are neighbours on both sides move as one run:
+A page of slot s lies at byte offset + s * page_bytes of the registered memory, where offset and page_bytes are
+its layer group's, and a page is contiguous (design, section 4). Neighbours on both sides move as one run:
 
     source slots       7  8  9      4          source       |--7--|--8--|--9--|      |--4--|
     destination slots  2  3  4      9    ->    destination  |--2--|--3--|--4--|      |--9--|
@@ -17,7 +17,7 @@ from dataclasses import fields
 
 from kvtransfer.errors import HandshakeRefused, PeerError, TransferLogicError
 from kvtransfer.messages import PageCopy, PoolLayout, TransferTicket
-from manager import BlockOrdinal, LayerGroupId, PageLocation, SlotId, TierLevel
+from manager import BlockOrdinal, LayerGroupId, PageLocation, TierLevel
 
 _PageKey = tuple[BlockOrdinal, LayerGroupId]
 
@@ -29,18 +29,22 @@ def check_compatible(ours: PoolLayout, theirs: PoolLayout) -> None:
         HandshakeRefused: they differ; the message names the first such field and both values (C18).
     """
     for field in fields(PoolLayout):
+        if not field.compare:
+            continue
         our_value, their_value = getattr(ours, field.name), getattr(theirs, field.name)
         if our_value != their_value:
             msg = f"pools do not fit: {field.name} is {our_value!r} here and {their_value!r} at the peer"
             raise HandshakeRefused(msg)
 
 
-def plan_copies(ticket: TransferTicket, destinations: Sequence[PageLocation]) -> tuple[PageCopy, ...]:
+def plan_copies(ours: PoolLayout, ticket: TransferTicket, destinations: Sequence[PageLocation]) -> tuple[PageCopy, ...]:
     """The runs that fill `destinations` from the ticket's pages; blocks we do not name are skipped.
 
     Args:
+        ours: where our pages lie.
         ticket: the peer's pages; its layout has passed `check_compatible`.
-        destinations: our pages to fill, each block and layer group once, in any order.
+        destinations: our pages to fill, each block and layer group once, in any order. Of a windowed group these
+            are what the window still shows at the prompt's end, whatever else the peer has leased.
 
     Returns:
         Runs that overlap nowhere in our pool, by source offset. Empty where `destinations` is.
@@ -49,37 +53,42 @@ def plan_copies(ticket: TransferTicket, destinations: Sequence[PageLocation]) ->
         PeerError: the ticket lacks a wanted page, or contradicts itself.
         TransferLogicError: `destinations` contradict themselves (a page or a slot twice, not on the device).
     """
-    wanted = _own_slots(destinations)
-    offered = _peer_slots(ticket)
-    pairs: list[tuple[SlotId, SlotId]] = []
-    for (block, layer_group), own_slot in wanted.items():
-        peer_slot = offered.get((block, layer_group))
-        if peer_slot is None or block * ticket.layout.tokens_per_block >= ticket.num_tokens:
+    wanted = _own_offsets(ours, destinations)
+    offered = _peer_offsets(ticket)
+    copies: list[PageCopy] = []
+    for (block, layer_group), own_offset in wanted.items():
+        peer_offset = offered.get((block, layer_group))
+        if peer_offset is None or block * ticket.layout.tokens_per_block >= ticket.num_tokens:
             msg = (
                 f"lease {ticket.lease_id} of {ticket.owner} has {ticket.num_tokens} tokens "
                 f"and no page for block {block}, layer group {layer_group}"
             )
             raise PeerError(msg)
-        pairs.append((peer_slot, own_slot))
-    return _coalesce(sorted(pairs), ticket.layout.page_bytes)
+        copies.append(PageCopy(peer_offset, own_offset, ours.groups[layer_group].page_bytes))
+    return _coalesce(sorted(copies, key=lambda copy: copy.source_offset))
 
 
-def _own_slots(destinations: Sequence[PageLocation]) -> Mapping[_PageKey, SlotId]:
-    slots = {(page.block, page.layer_group): page.slot for page in destinations}
-    if len(slots) != len(destinations) or len(set(slots.values())) != len(destinations):
-        msg = f"{len(destinations)} destinations name {len(slots)} pages in {len(set(slots.values()))} slots"
+def _own_offsets(ours: PoolLayout, destinations: Sequence[PageLocation]) -> Mapping[_PageKey, int]:
+    offsets = _offsets(ours, destinations)
+    if len(offsets) != len(destinations) or len(set(offsets.values())) != len(destinations):
+        msg = f"{len(destinations)} destinations name {len(offsets)} pages in {len(set(offsets.values()))} slots"
         raise TransferLogicError(msg)
     off_device = [page for page in destinations if page.tier is not TierLevel.DEVICE or page.slot < 0]
     if off_device:
         msg = f"a destination must be a slot of the device pool, got {off_device[0]}"
         raise TransferLogicError(msg)
-    return slots
+    return offsets
 
 
-def _peer_slots(ticket: TransferTicket) -> Mapping[_PageKey, SlotId]:
-    pages = ticket.lease.pages
-    slots = {(page.block, page.layer_group): page.slot for page in pages}
-    if len(slots) != len(pages) or len(set(slots.values())) != len(pages):
+def _peer_offsets(ticket: TransferTicket) -> Mapping[_PageKey, int]:
+    pages, theirs = ticket.lease.pages, ticket.layout
+    unknown = [page for page in pages if not 0 <= page.layer_group < len(theirs.groups)]
+    if unknown or len(theirs.offsets) != len(theirs.groups):
+        named = f"layer group {unknown[0].layer_group}" if unknown else f"{len(theirs.offsets)} offsets"
+        msg = f"lease {ticket.lease_id} of {ticket.owner} names {named} for {len(theirs.groups)} layer groups"
+        raise PeerError(msg)
+    offsets = _offsets(theirs, pages)
+    if len(offsets) != len(pages) or len(set(offsets.values())) != len(pages):
         msg = f"lease {ticket.lease_id} of {ticket.owner} names a page or a slot twice"
         raise PeerError(msg)
     # Only the device pool is registered with a transport: any other slot number would read other bytes.
@@ -87,18 +96,29 @@ def _peer_slots(ticket: TransferTicket) -> Mapping[_PageKey, SlotId]:
     if off_device:
         msg = f"lease {ticket.lease_id} of {ticket.owner} has a page outside the device pool: {off_device[0]}"
         raise PeerError(msg)
-    return slots
+    return offsets
 
 
-def _coalesce(pairs: Sequence[tuple[SlotId, SlotId]], page_bytes: int) -> tuple[PageCopy, ...]:
-    """Merge (source, destination) slot pairs, sorted by source, that are adjacent on both sides."""
-    copies: list[PageCopy] = []
-    first = 0
-    for index in range(1, len(pairs) + 1):
-        source, destination = pairs[first]
-        length = index - first
-        if index < len(pairs) and pairs[index] == (source + length, destination + length):
-            continue
-        copies.append(PageCopy(source * page_bytes, destination * page_bytes, length * page_bytes))
-        first = index
-    return tuple(copies)
+def _offsets(layout: PoolLayout, pages: Sequence[PageLocation]) -> dict[_PageKey, int]:
+    """Byte offset of each page in the memory of its side."""
+    return {
+        (page.block, page.layer_group): layout.offsets[page.layer_group]
+        + page.slot * layout.groups[page.layer_group].page_bytes
+        for page in pages
+    }
+
+
+def _coalesce(copies: Sequence[PageCopy]) -> tuple[PageCopy, ...]:
+    """Merge copies, sorted by source, that are adjacent on both sides."""
+    runs: list[PageCopy] = []
+    for copy in copies:
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and copy.source_offset == last.source_offset + last.num_bytes
+            and copy.destination_offset == last.destination_offset + last.num_bytes
+        ):
+            runs[-1] = PageCopy(last.source_offset, last.destination_offset, last.num_bytes + copy.num_bytes)
+        else:
+            runs.append(copy)
+    return tuple(runs)

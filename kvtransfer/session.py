@@ -126,7 +126,7 @@ class RxSession:
         """
         try:
             check_compatible(ours, self.ticket.layout)
-            self.copies = plan_copies(self.ticket, destinations)
+            self.copies = plan_copies(ours, self.ticket, destinations)
         except PeerError as error:
             return self._end(ReceiveResult.FAILED, str(error), now_s)
         self._advance(SessionEvent.PLANNED)

@@ -111,8 +111,14 @@ class CacheGeometry:
 
     @classmethod
     def from_model(cls, model: ModelConfig, cache: KVCacheConfig, bytes_per_element: int) -> "CacheGeometry":
-        """Full attention in every layer, as `ModelConfig` describes it."""
-        layers = [LayerSpec(LayerId(n), model.num_kv_heads, model.head_dim) for n in range(model.num_layers)]
+        """The layers, their windows and sinks, as `ModelConfig` describes them."""
+        windows = [model.window_of(n) for n in range(model.num_layers)]
+        layers = [
+            LayerSpec(
+                LayerId(n), model.num_kv_heads, model.head_dim, window, 0 if window is None else model.num_sink_tokens
+            )
+            for n, window in enumerate(windows)
+        ]
         return cls.from_layers(layers, cache, bytes_per_element, max_position=model.max_position)
 
     @classmethod

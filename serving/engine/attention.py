@@ -4,7 +4,7 @@ Keys are cut at multiples of 128 positions into tiles. For a query, the maximum 
 tiles (exact in any order), the weights of each tile are summed and multiplied with its values alone,
 and the tiles' results are added first to last. So a decode step, a whole prompt and a chunk of
 any size add the same numbers in the same order. A tile that a query may not see has weights of exactly 0
-and adds exactly 0.
+and adds exactly 0; so one that no query of an item sees is left out, and with it what a window has passed.
 
 Scores and weights are float32 whatever the format of the pages. Matrix products are batched as a `ProductRule`
 says: MKL (2024.2) takes other kernels for 1 to 3 rows, and for 5 to 7 with 2 threads, but was measured to give equal
@@ -12,7 +12,7 @@ rows at every multiple of 4 and for any number of products in a call.
 
 Legend of shapes:
     I  items: runs of consecutive queries of one sequence, of equal length n
-    P  pairs of an item and a tile that it sees, tile-major: all items' tile 0, then tile 1, ...
+    P  pairs of an item and a tile that it sees, tile-major: all items' first tile, then their second, ...
     H  KV heads;  G  query heads per KV head;  D  head_dim
     R  query rows of an item for one KV head: n * G, padded
     K  TILE_TOKENS keys;  U  units of a tile
@@ -44,7 +44,7 @@ class ProductRule:
 class AttentionGroup:
     """Items that are computed together; built once per step, used by every layer.
 
-    Items are sorted by falling number of tiles, so that the items which see tile t are the first ones.
+    Items are sorted by falling number of tiles, so that those with a t-th tile are the first ones.
 
     Attributes:
         layout: of the pool that the pages are in.
@@ -52,9 +52,9 @@ class AttentionGroup:
         num_items: I.
         rule: R is n * G rounded up to its multiple.
         item_of_pair: [P].
-        pairs_per_tile: for each tile, the number of items that see it; falls, and adds up to P.
-        key_units: [P * H * U] unit rows of the keys in layer 0.
-        hidden: [P, 1, n, 1, K] true where a key lies after the query.
+        pairs_per_tile: for each t, the number of items that see at least t + 1 tiles; falls, and adds up to P.
+        key_units: [P * H * U] unit rows of the keys in layer 0; one that nobody sees is replaced by one seen.
+        hidden: [P, 1, n, 1, K] true where a key lies after the query, or outside its window and the sinks.
         partial_units: [X] of the P * H * U units, those which hold the last position of a sequence
             and unwritten memory after it.
         unwritten: [X, unit_tokens, 1] true at the unwritten positions of `partial_units`.

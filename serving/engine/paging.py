@@ -64,21 +64,15 @@ class PageLayout:
         """Unit rows from the keys of a layer to its values."""
         return self.num_kv_heads * self.units_per_block
 
-    def unit_rows(self, block_table: npt.NDArray[np.int32], num_tokens: int, num_tiles: int) -> npt.NDArray[np.int64]:
-        """Unit rows of head 0's keys in layer 0, for the first `num_tiles` tiles of a sequence.
+    def unit_rows(self, slots: npt.NDArray[np.int64], units: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Unit rows of head 0's keys in layer 0; head h is h * units_per_block further.
 
-        Units past `num_tokens` point at the first unit: they are hidden from every query, and what
-        they hold must still be finite, which memory that was never written need not be.
-
-        Returns:
-            [num_tiles, units_per_tile]; head h is h * units_per_block further.
+        Args:
+            slots: of the blocks that the units are in.
+            units: ordinals in their sequences; of the same shape, which is the result's too.
         """
-        ordinals = np.arange(num_tiles * self.units_per_tile)
-        ordinals[-(-num_tokens // self.unit_tokens) :] = 0
-        slots = block_table[ordinals // self.units_per_block].astype(np.int64)
         slot_stride = self.num_layers * 2 * self.unit_rows_per_kv
-        rows = slots * slot_stride + ordinals % self.units_per_block
-        return rows.reshape(num_tiles, self.units_per_tile)
+        return slots * slot_stride + units % self.units_per_block
 
     def token_rows(self, block_table: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Token rows (runs of head_dim) of head 0's keys in layer 0 at `positions`; [num_positions]."""

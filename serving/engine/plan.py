@@ -16,6 +16,7 @@ from serving.engine.attention import AttentionGroup, ProductRule
 from serving.engine.batch import SequenceRows, StepBatch
 from serving.engine.linear import RowRule
 from serving.engine.paging import TILE_TOKENS, PageLayout
+from serving.engine.visibility import Visibility
 
 ITEM_TOKENS = 64
 """Queries of one item; a chunk is cut into these from its start."""
@@ -83,8 +84,39 @@ class _Item:
     num_tokens: int
 
     @property
+    def end(self) -> int:
+        return self.first + self.num_tokens
+
+    @property
+    def num_written(self) -> int:
+        """Positions of the sequence whose keys and values are in the pages while this step attends."""
+        return self.sequence.start + len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenItem:
+    """An item, and what one layer group lets it see.
+
+    Attributes:
+        block_table: of its sequence in the group.
+        tiles: those that any of its queries sees, rising.
+    """
+
+    item: _Item
+    block_table: npt.NDArray[np.int32]
+    tiles: npt.NDArray[np.int64]
+
+    @property
     def num_tiles(self) -> int:
-        return -(-(self.first + self.num_tokens) // TILE_TOKENS)
+        return len(self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """One layer group: its pool's shape, and what its layers let a query see."""
+
+    layout: PageLayout
+    visibility: Visibility
 
 
 class StepPlanner:
@@ -92,13 +124,13 @@ class StepPlanner:
 
     def __init__(
         self,
-        layouts: Mapping[LayerGroupId, PageLayout],
+        layer_groups: Mapping[LayerGroupId, PlannedGroup],
         heads_per_kv: int,
         rules: BatchRules,
         device: torch.device,
     ) -> None:
-        """Keep the layouts; `heads_per_kv` is the number of query heads per KV head."""
-        self._layouts = dict(layouts)
+        """Keep the groups; `heads_per_kv` is the number of query heads per KV head."""
+        self._layer_groups = dict(layer_groups)
         self._heads_per_kv = heads_per_kv
         self._rules = rules
         self._device = device
@@ -130,7 +162,7 @@ class StepPlanner:
                 group: GroupPlan(
                     self._token_rows(sequences, group), tuple(self._attention_groups(items, group, positions))
                 )
-                for group in self._layouts
+                for group in self._layer_groups
             },
             drawn_rows=self._tensor(_pad(np.array(drawn, dtype=np.int64), self._rules.head.multiple)),
         )
@@ -140,21 +172,22 @@ class StepPlanner:
         if end == sequence.start:
             msg = f"{sequence.request_id}: no rows"
             raise ValueError(msg)
-        for group, layout in self._layouts.items():
-            num_blocks = -(-end // layout.tokens_per_block)
+        for group, planned in self._layer_groups.items():
+            layout = planned.layout
             table = sequence.block_tables[group]
+            num_blocks = -(-end // layout.tokens_per_block)
             if len(table) < num_blocks:
                 msg = (
                     f"{sequence.request_id}: positions up to {end} need {num_blocks} blocks, the table has {len(table)}"
                 )
                 raise ValueError(msg)
-            needed = table[:num_blocks]
+            needed = table[planned.visibility.runs(sequence.start, end, layout.tokens_per_block)]
             if needed.min() < 0 or needed.max() >= layout.num_slots:
                 msg = f"{sequence.request_id}: a slot of layer group {group} is outside [0, {layout.num_slots})"
                 raise ValueError(msg)
 
     def _token_rows(self, sequences: Sequence[SequenceRows], group: LayerGroupId) -> torch.Tensor:
-        layout = self._layouts[group]
+        layout = self._layer_groups[group].layout
         rows = [
             layout.token_rows(s.block_tables[group], np.arange(s.start, s.start + len(s.token_ids))) for s in sequences
         ]
@@ -165,36 +198,40 @@ class StepPlanner:
     def _attention_groups(
         self, items: Sequence[_Item], group: LayerGroupId, positions: npt.NDArray[np.int64]
     ) -> Iterator[AttentionGroup]:
-        layout = self._layouts[group]
+        planned = self._layer_groups[group]
         # Which items share a group changes no bit: products of a batch are computed apart.
-        by_length: dict[int, list[_Item]] = defaultdict(list)
+        by_length: dict[int, list[_SeenItem]] = defaultdict(list)
         for item in items:
-            by_length[item.num_tokens].append(item)
+            tiles = planned.visibility.runs(item.first, item.end, TILE_TOKENS)
+            by_length[item.num_tokens].append(_SeenItem(item, item.sequence.block_tables[group], tiles))
         for length, of_length in by_length.items():
-            of_length.sort(key=lambda item: -item.num_tiles)
-            tile_bytes = layout.num_kv_heads * TILE_TOKENS * 4
+            of_length.sort(key=lambda seen: -seen.num_tiles)
+            tile_bytes = planned.layout.num_kv_heads * TILE_TOKENS * 4
             max_pairs = min(
-                _MAX_KEY_BYTES // (tile_bytes * layout.head_dim),
+                _MAX_KEY_BYTES // (tile_bytes * planned.layout.head_dim),
                 _MAX_SCORE_BYTES // (tile_bytes * length * self._heads_per_kv),
             )
             for part in _split_by_pairs(of_length, max_pairs):
-                yield self._attention_group(part, group, layout, positions)
+                yield self._attention_group(part, planned, positions)
 
     def _attention_group(
-        self, items: Sequence[_Item], group: LayerGroupId, layout: PageLayout, positions: npt.NDArray[np.int64]
+        self, items: Sequence[_SeenItem], planned: PlannedGroup, positions: npt.NDArray[np.int64]
     ) -> AttentionGroup:
-        length = items[0].num_tokens
-        unit_rows = [_unit_rows(item, group, layout) for item in items]
-        pairs_per_tile = tuple(sum(item.num_tiles > t for item in items) for t in range(items[0].num_tiles))
+        layout, length = planned.layout, items[0].item.num_tokens
+        pairs_per_tile = tuple(sum(seen.num_tiles > place for seen in items) for place in range(items[0].num_tiles))
         item_of_pair = np.concatenate([np.arange(count) for count in pairs_per_tile])
-        tile_of_pair = np.repeat(np.arange(len(pairs_per_tile)), pairs_per_tile)
-        pair_units = np.stack([unit_rows[i][t] for i, t in zip(item_of_pair, tile_of_pair, strict=True)])
+        place_of_pair = np.repeat(np.arange(len(pairs_per_tile)), pairs_per_tile)
+        tile_of_pair = _join([seen.tiles for seen in items]).at(item_of_pair, place_of_pair)
+        units = _read_units(items, planned, item_of_pair, tile_of_pair)
+        blocks = units // layout.units_per_block
+        slots = _join([seen.block_table for seen in items]).at(item_of_pair[:, None], blocks)
         head_offset = np.arange(layout.num_kv_heads) * layout.units_per_block
-        query_rows = np.concatenate([np.arange(item.row, item.row + length) for item in items])
+        query_rows = np.concatenate([np.arange(seen.item.row, seen.item.row + length) for seen in items])
         query_positions = positions[query_rows].reshape(len(items), length)[item_of_pair]
         key_positions = tile_of_pair[:, None] * TILE_TOKENS + np.arange(TILE_TOKENS)
-        hidden = key_positions[:, None, :] > query_positions[:, :, None]
-        partial_units, unwritten = _partial_units(items, layout, item_of_pair, tile_of_pair)
+        hidden = planned.visibility.hides(query_positions[:, :, None], key_positions[:, None, :])
+        num_written = np.array([seen.item.num_written for seen in items])[item_of_pair]
+        partial_units, unwritten = _partial_units(units, num_written, layout)
         return AttentionGroup(
             layout=layout,
             query_rows=self._tensor(query_rows),
@@ -202,7 +239,7 @@ class StepPlanner:
             rule=self._rules.attention,
             item_of_pair=self._tensor(item_of_pair),
             pairs_per_tile=pairs_per_tile,
-            key_units=self._tensor((pair_units[:, None, :] + head_offset[:, None]).reshape(-1)),
+            key_units=self._tensor((layout.unit_rows(slots, units)[:, None, :] + head_offset[:, None]).reshape(-1)),
             hidden=self._tensor(hidden[:, None, :, None, :]),
             partial_units=self._tensor(partial_units),
             unwritten=self._tensor(unwritten),
@@ -220,45 +257,69 @@ def _cut_items(sequences: Iterable[SequenceRows], first_rows: npt.NDArray[np.int
             yield _Item(sequence, row + offset, sequence.start + offset, length)
 
 
-def _split_by_pairs(items: Sequence[_Item], max_pairs: int) -> Iterator[Sequence[_Item]]:
+def _split_by_pairs(items: Sequence[_SeenItem], max_pairs: int) -> Iterator[Sequence[_SeenItem]]:
     """Cut `items` into runs of at most `max_pairs` pairs, but at least one item."""
     first, num_pairs = 0, 0
-    for n, item in enumerate(items):
-        if n > first and num_pairs + item.num_tiles > max_pairs:
+    for n, seen in enumerate(items):
+        if n > first and num_pairs + seen.num_tiles > max_pairs:
             yield items[first:n]
             first, num_pairs = n, 0
-        num_pairs += item.num_tiles
+        num_pairs += seen.num_tiles
     yield items[first:]
 
 
-def _unit_rows(item: _Item, group: LayerGroupId, layout: PageLayout) -> npt.NDArray[np.int64]:
-    sequence = item.sequence
-    return layout.unit_rows(sequence.block_tables[group], _written_tokens(item), item.num_tiles)
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Arrays of different lengths, end to end: one look-up serves many of them.
+
+    Attributes:
+        values: of all.
+        starts: where each begins.
+    """
+
+    values: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+
+    def at(self, arrays: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The values at these places of these arrays; two arrays that broadcast."""
+        found: npt.NDArray[np.int64] = self.values[self.starts[arrays] + places]
+        return found
 
 
-def _written_tokens(item: _Item) -> int:
-    """Positions of the item's sequence whose keys and values are in the pages while this step attends."""
-    return item.sequence.start + len(item.sequence.token_ids)
+def _join(arrays: Sequence[npt.NDArray[np.int64]] | Sequence[npt.NDArray[np.int32]]) -> _Joined:
+    lengths = [len(array) for array in arrays]
+    return _Joined(np.concatenate(arrays).astype(np.int64), np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(int))
+
+
+def _read_units(
+    items: Sequence[_SeenItem],
+    planned: PlannedGroup,
+    item_of_pair: npt.NDArray[np.int64],
+    tile_of_pair: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Ordinals of the units that stand for those of each pair's tile: [P, units_per_tile].
+
+    A unit that no query of its item sees gives way to the first one of its window: it may have no page, or
+    memory that was never written, and what is read must be finite although its weight is 0.
+    """
+    layout, sinks = planned.layout, planned.visibility.num_sink_tokens
+    starts = [planned.visibility.first_in_window(seen.item.first) for seen in items]
+    first_in_window = np.array(starts)[item_of_pair][:, None] // layout.unit_tokens
+    num_written = np.array([seen.item.num_written for seen in items])[item_of_pair][:, None]
+    units = tile_of_pair[:, None] * layout.units_per_tile + np.arange(layout.units_per_tile)
+    is_seen = (units >= first_in_window) | (units * layout.unit_tokens < sinks)
+    return np.where(is_seen & (units * layout.unit_tokens < num_written), units, first_in_window)
 
 
 def _partial_units(
-    items: Sequence[_Item],
-    layout: PageLayout,
-    item_of_pair: npt.NDArray[np.int64],
-    tile_of_pair: npt.NDArray[np.int64],
+    units: npt.NDArray[np.int64], num_written: npt.NDArray[np.int64], layout: PageLayout
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Units that end in unwritten memory, and which of their tokens those are.
-
-    One per sequence and head; but all of a sequence shorter than one unit, whose hidden units are copies of it.
-    """
+    """Which of [P, H, units_per_tile] units end in unwritten memory, and which of their tokens those are."""
     unit_tokens = layout.unit_tokens
-    ends = np.array([_written_tokens(item) for item in items])[item_of_pair]
-    ordinals = tile_of_pair[:, None] * layout.units_per_tile + np.arange(layout.units_per_tile)
-    holds_end = (ordinals == (ends // unit_tokens)[:, None]) & (ends % unit_tokens != 0)[:, None]
-    pairs, units = np.nonzero(holds_end | (ends < unit_tokens)[:, None])
+    pairs, places = np.nonzero((units + 1) * unit_tokens > num_written[:, None])
     heads = np.arange(layout.num_kv_heads)
-    rows = (pairs[:, None] * layout.num_kv_heads + heads) * layout.units_per_tile + units[:, None]
-    unwritten = np.arange(unit_tokens) >= (ends[pairs] % unit_tokens)[:, None]
+    rows = (pairs[:, None] * layout.num_kv_heads + heads) * layout.units_per_tile + places[:, None]
+    unwritten = np.arange(unit_tokens) >= (num_written[pairs] % unit_tokens)[:, None]
     return rows.reshape(-1), np.repeat(unwritten, layout.num_kv_heads, axis=0)[:, :, None]
 
 

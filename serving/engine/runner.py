@@ -15,8 +15,9 @@ from serving.engine.exactness import measure_attention, measure_linears
 from serving.engine.linear import MAX_ROWS, RowRule
 from serving.engine.model import LlamaModel
 from serving.engine.paging import PageLayout
-from serving.engine.plan import ITEM_TOKENS, BatchRules, StepPlanner
+from serving.engine.plan import ITEM_TOKENS, BatchRules, PlannedGroup, StepPlanner
 from serving.engine.sampler import draw_tokens
+from serving.engine.visibility import Visibility
 from serving.engine.weights import ModelWeights
 
 _HEAD_ROWS = 32
@@ -53,17 +54,20 @@ class Engine:
                 the measurement and the padding.
 
         Raises:
-            ValueError: a pool does not fit the model or the weights.
+            ValueError: a pool does not fit the model or the weights, or a group's layers differ in their windows.
             InexactKernelError: `exact`, and this machine's kernels cannot be made batch-invariant.
         """
         self._pools = dict(pools)
         self._config = config
         self._weights = weights
         self._layer_places = _layer_places(config, pools, layer_groups)
-        layouts = {group: _checked_layout(config, weights, pool) for group, pool in self._pools.items()}
+        planned = {
+            group: PlannedGroup(_checked_layout(config, weights, pool), _visibility(config, group, self._layer_places))
+            for group, pool in self._pools.items()
+        }
         self.batch_rules = _measured_rules(config, weights) if exact else _ANY_BATCH
         heads_per_kv = config.num_heads // config.num_kv_heads
-        self._planner = StepPlanner(layouts, heads_per_kv, self.batch_rules, weights.device)
+        self._planner = StepPlanner(planned, heads_per_kv, self.batch_rules, weights.device)
         self._model = LlamaModel(config, weights, self.batch_rules)
 
     @torch.inference_mode()
@@ -127,6 +131,15 @@ def _layer_places(
             msg = f"the pool of layer group {group} has {pools[group].shape[1]} layers, the group {len(layers)}"
             raise ValueError(msg)
     return [places[LayerId(n)] for n in range(config.num_layers)]
+
+
+def _visibility(config: ModelConfig, group: LayerGroupId, places: Sequence[tuple[LayerGroupId, int]]) -> Visibility:
+    windows = {config.window_of(layer) for layer, (its_group, _) in enumerate(places) if its_group == group}
+    if len(windows) != 1:
+        msg = f"layer group {group} has layers of windows {windows}: a page would leave for some and stay for others"
+        raise ValueError(msg)
+    (window,) = windows
+    return Visibility(window, 0 if window is None else config.num_sink_tokens)
 
 
 def _checked_layout(config: ModelConfig, weights: ModelWeights, pool: torch.Tensor) -> PageLayout:

@@ -17,7 +17,7 @@ from random import Random
 
 from configs import KVCacheConfig, SchedulerConfig
 from kvtransfer import TransferAgent
-from kvtransfer.messages import PoolLayout
+from kvtransfer.messages import GroupLayout, PoolLayout
 from manager import CacheGeometry, Epoch, KVCacheManager, KVCacheManagerV2
 from manager.pools.base import CopyEngine
 from scheduler.admission import TransferAdmission, TransferWindow
@@ -141,7 +141,8 @@ class SimulatedWorker:
         identity, settings = self.identity, self._settings
         random = Random(f"transfers {settings.seed} {identity.name} {identity.epoch}")
         transport = VirtualTransport(self._network, identity.name, identity.epoch, settings.faults, random)
-        layout = PoolLayout("simulated", 1, 1, 1, settings.tokens_per_block, "bfloat16", settings.page_bytes)
+        group = GroupLayout(layer_ids=(0,), window=None, num_sink_tokens=0, page_bytes=settings.page_bytes)
+        layout = PoolLayout("simulated", 1, 1, settings.tokens_per_block, "bfloat16", (group,))
         peers = VirtualPeers(self._network, self._poll_soon)
         agent = TransferAgent(
             transport, peers, settings.transfer, layout, identity.name, identity.epoch, wake=self._wake

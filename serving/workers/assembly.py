@@ -5,14 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from configs import DiskTierConfig, HostTierConfig, KVCacheConfig, ModelConfig
 from kvtransfer import PeerChannel, TransferAgent
-from kvtransfer.messages import PoolLayout
-from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
+from kvtransfer.transports.shared_memory import SharedMemoryTransport
 from manager import CacheConfigError, LayerGroupId
 from manager.geometry import CacheGeometry
 from manager.kv_cache_manager import KVCacheManagerV2
@@ -20,7 +17,6 @@ from manager.pools.base import SlotPool
 from manager.pools.copy_threads import CopyThread
 from manager.pools.disk_pools import DiskPool
 from manager.pools.numpy_pools import NumpyPool
-from manager.pools.torch_pools import TorchPool
 from scheduler.admission import TransferAdmission
 from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
@@ -32,9 +28,9 @@ from serving.output_text import StopStringDetector
 from serving.tokenizer import Tokenizer
 from serving.workers.agent_thread import AgentThread
 from serving.workers.batch_builder import BatchBuilder
+from serving.workers.device_pools import DevicePools
 from serving.workers.outbox import Outbox, WorkerSinks
 from serving.workers.self_audit import SelfAudit
-from serving.workers.staging import PageStaging, SharedPool, TwinPool
 from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker
 from serving.workers.worker import Worker
@@ -65,14 +61,14 @@ def build_worker(
         # Of an earlier life that was killed. Its readers notice that the file is gone, and nothing writes it.
         left_behind.unlink()
     pool_path = plan.pool_folder / f"{identity.name}-{identity.epoch}.pool"
-    pool, memory, staging = _make_pool(geometry, pool_path, config.engine.device)
+    device = DevicePools(geometry, pool_path, config.engine.device)
     transport = SharedMemoryTransport(pool_path)
-    transport.register(memory)
+    transport.register(device.memory)
 
     wake = threading.Event()
-    layout = _pool_layout(model, geometry, model_fingerprint(plan.model_folder), dtype)
+    layout = device.layout(model, model_fingerprint(plan.model_folder), dtype)
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
-    tiers = [pool, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
+    tiers: list[SlotPool] = [*device.pools, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
     copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
     manager = KVCacheManagerV2(geometry, config.cache, identity.epoch, copies)
     scheduler = KVCacheV2Scheduler(
@@ -82,17 +78,15 @@ def build_worker(
         CacheShape.of(geometry),
         window=TransferAdmission(config.transfer.max_inflight_bytes),
     )
-    (group,) = geometry.layer_groups
-    pages = {group.layer_group_id: pool.pages(group, geometry.tokens_per_block, dtype)}
     parts = WorkerParts(
         manager=manager,
         scheduler=scheduler,
-        engine=_make_engine(plan, model, dtype, pages),
+        engine=_make_engine(plan, model, geometry, device.pages(dtype)),
         agent=agent,
-        batch_builder=BatchBuilder(manager, [group.layer_group_id]),
+        batch_builder=BatchBuilder(manager, [group.layer_group_id for group in geometry.layer_groups]),
         stop_checker=_make_stop_checker(plan.model_folder, model),
         outbox=Outbox(identity.name, identity.epoch, sinks),
-        staging=staging,
+        staging=device.staging,
         wake=wake,
         self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
     )
@@ -106,30 +100,19 @@ def build_worker(
     )
 
 
-def _make_pool(
-    geometry: CacheGeometry, path: Path, device: str
-) -> tuple[TorchPool, npt.NDArray[np.uint8], PageStaging]:
-    (group,) = geometry.pool_groups
-    num_slots = group.num_slots[0]
-    memory = create_pool(path, num_slots * group.page_bytes)
-    if torch.device(device).type == "cpu":
-        return TorchPool(num_slots, group.page_bytes, memory=memory), memory, SharedPool()
-    pool = TorchPool(num_slots, group.page_bytes, device=device)
-    return pool, memory, TwinPool(pool, memory)
-
-
 def _lower_tiers(geometry: CacheGeometry, cache: KVCacheConfig, run_folder: Path) -> list[SlotPool]:
-    (group,) = geometry.pool_groups
+    """Tier by tier, a pool for each pool group: the order of the manager's stores."""
     pools: list[SlotPool] = []
-    for tier, num_slots in zip(cache.tiers[1:], group.num_slots[1:], strict=True):
-        match tier:
-            case HostTierConfig():
-                pools.append(NumpyPool(num_slots, group.page_bytes))
-            case DiskTierConfig():
-                pools.append(DiskPool(num_slots, group.page_bytes, tier.path or str(run_folder)))
-            case _:
-                msg = f"tier {tier.tier} cannot be below another"
-                raise CacheConfigError(msg)
+    for place, tier in enumerate(cache.tiers[1:], start=1):
+        for group in geometry.pool_groups:
+            match tier:
+                case HostTierConfig():
+                    pools.append(NumpyPool(group.num_slots[place], group.page_bytes))
+                case DiskTierConfig():
+                    pools.append(DiskPool(group.num_slots[place], group.page_bytes, tier.path or str(run_folder)))
+                case _:
+                    msg = f"tier {tier.tier} cannot be below another"
+                    raise CacheConfigError(msg)
     return pools
 
 
@@ -140,23 +123,13 @@ def _close(manager: KVCacheManagerV2, tiers: Sequence[SlotPool], pool_path: Path
     pool_path.unlink(missing_ok=True)
 
 
-def _pool_layout(model: ModelConfig, geometry: CacheGeometry, fingerprint: str, dtype: torch.dtype) -> PoolLayout:
-    return PoolLayout(
-        model_fingerprint=fingerprint,
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        tokens_per_block=geometry.tokens_per_block,
-        dtype=str(dtype).removeprefix("torch."),
-        page_bytes=geometry.pool_groups[0].page_bytes,
-    )
-
-
 def _make_engine(
-    plan: WorkerPlan, model: ModelConfig, dtype: torch.dtype, pages: dict[LayerGroupId, torch.Tensor]
+    plan: WorkerPlan, model: ModelConfig, geometry: CacheGeometry, pages: dict[LayerGroupId, torch.Tensor]
 ) -> Engine:
+    groups = {group.layer_group_id: group.layer_ids for group in geometry.layer_groups}
+    dtype = next(iter(pages.values())).dtype
     weights = load_weights(plan.model_folder, model, dtype, plan.config.engine.device)
-    return Engine(model, weights, pages, exact=plan.config.engine.exact)
+    return Engine(model, weights, pages, layer_groups=groups, exact=plan.config.engine.exact)
 
 
 def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:

@@ -5,14 +5,15 @@ of the same slots in shared memory: pages are copied out before their ticket is 
 before their request is activated. (A transport that reads device memory makes the twin needless.)
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from manager import PageLocation
+from manager import LayerGroupId, PageLocation
 from manager.pools.torch_pools import TorchPool
 
 
@@ -39,19 +40,30 @@ class SharedPool:
 
 
 class TwinPool:
-    """The engine's pool on a device, and its twin in shared memory, slot by slot."""
+    """The engine's pools on a device, and their twins in shared memory, slot by slot."""
 
-    def __init__(self, pool: TorchPool, memory: npt.NDArray[np.uint8]) -> None:
-        """`memory`: [num_slots * slot_bytes] uint8, the registered one."""
-        self._device = pool.tensor
-        self._host = torch.from_numpy(memory).view(pool.num_slots, pool.slot_bytes)
+    def __init__(self, pools: Mapping[LayerGroupId, tuple[TorchPool, npt.NDArray[np.uint8]]]) -> None:
+        """`pools`: for each layer group its pool, and [num_slots * slot_bytes] uint8 of the registered memory."""
+        self._twins = {
+            group: (pool.tensor, torch.from_numpy(memory).view(pool.num_slots, pool.slot_bytes))
+            for group, (pool, memory) in pools.items()
+        }
 
     def copy_out(self, pages: Sequence[PageLocation]) -> None:
         """Gather on the device, one copy over the bus, scatter in shared memory."""
-        slots = torch.tensor([page.slot for page in pages], dtype=torch.int64)
-        self._host[slots] = self._device[slots.to(self._device.device)].cpu()
+        for group, slots in _slots_by_group(pages).items():
+            device, host = self._twins[group]
+            host[slots] = device[slots.to(device.device)].cpu()
 
     def copy_in(self, pages: Sequence[PageLocation]) -> None:
         """Gather in shared memory, one copy over the bus, scatter on the device."""
-        slots = torch.tensor([page.slot for page in pages], dtype=torch.int64)
-        self._device[slots.to(self._device.device)] = self._host[slots].to(self._device.device)
+        for group, slots in _slots_by_group(pages).items():
+            device, host = self._twins[group]
+            device[slots.to(device.device)] = host[slots].to(device.device)
+
+
+def _slots_by_group(pages: Sequence[PageLocation]) -> dict[LayerGroupId, torch.Tensor]:
+    by_group: dict[LayerGroupId, list[int]] = defaultdict(list)
+    for page in pages:
+        by_group[page.layer_group].append(page.slot)
+    return {group: torch.tensor(slots, dtype=torch.int64) for group, slots in by_group.items()}

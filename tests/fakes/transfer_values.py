@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from configs import TransferConfig
-from kvtransfer.messages import MemoryDescription, PoolLayout, TransferTicket
+from kvtransfer.messages import GroupLayout, MemoryDescription, PoolLayout, TransferTicket
 from manager import (
     BlockOrdinal,
     Epoch,
@@ -21,12 +21,12 @@ PAGE_BYTES = 64
 TOKENS_PER_BLOCK = 4
 LAYOUT = PoolLayout(
     model_fingerprint="tiny",
-    num_layers=1,
     num_kv_heads=1,
     head_dim=8,
     tokens_per_block=TOKENS_PER_BLOCK,
     dtype="uint8",
-    page_bytes=PAGE_BYTES,
+    groups=(GroupLayout((0,), None, 0, PAGE_BYTES), GroupLayout((1,), 8, 0, PAGE_BYTES)),
+    offsets=(0, 0),
 )
 CONFIG = TransferConfig(lease_duration_s=10.0, heartbeat_s=0.5, agent_poll_s=0.002)
 EPOCH = Epoch(7)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvtransfer.plan import plan_copies
 from manager import PageLocation
-from tests.fakes.transfer_values import PAGE_BYTES, lease, page, ticket
+from tests.fakes.transfer_values import LAYOUT, PAGE_BYTES, lease, page, ticket
 
 NUM_SLOTS = 24
 
@@ -36,7 +36,7 @@ def test_a_plan_moves_what_a_page_by_page_copy_moves_in_no_more_runs(
         first = source_slots[destination.block] * PAGE_BYTES
         expected[destination.slot * PAGE_BYTES :][:PAGE_BYTES] = source[first : first + PAGE_BYTES]
 
-    copies = plan_copies(ticket(lease(source_slots)), destinations)
+    copies = plan_copies(LAYOUT, ticket(lease(source_slots)), destinations)
     actual = np.zeros_like(source)
     for copy in copies:
         run = source[copy.source_offset : copy.source_offset + copy.num_bytes]

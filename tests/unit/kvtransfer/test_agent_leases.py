@@ -10,7 +10,7 @@ from kvtransfer.errors import TransferLogicError
 from kvtransfer.messages import LeaseOutcome, ReceiveResult, SettleReply
 from manager import Epoch, LeaseId, RequestId
 from tests.fakes.transfer_transport import GatedTransport
-from tests.fakes.transfer_values import CONFIG, EPOCH, lease
+from tests.fakes.transfer_values import CONFIG, EPOCH, PAGE_BYTES, lease
 from tests.unit.kvtransfer.pair import ATTEMPT, make_pair
 
 SOMEONE = RequestId("someone")
@@ -60,7 +60,7 @@ def test_a_ticket_for_a_lease_of_another_epoch_is_a_bug_of_ours() -> None:
 def test_a_ticket_names_the_owner_the_memory_and_the_bytes() -> None:
     pair = make_pair()
     ticket = pair.give(lease(slots=(1, 2, 3)))
-    assert ticket.total_bytes == 3 * ticket.layout.page_bytes
+    assert ticket.total_bytes == 3 * PAGE_BYTES
     assert ticket.memory == pair.owner.make_ticket(ticket.lease).memory
     assert dataclasses.replace(ticket) == ticket
 

@@ -8,11 +8,13 @@ from serving.engine.attention import ProductRule, attend, multiply, read_tiles, 
 from serving.engine.batch import StepBatch
 from serving.engine.linear import RowRule
 from serving.engine.paging import PageLayout
-from serving.engine.plan import BatchRules, StepPlan, StepPlanner
+from serving.engine.plan import BatchRules, PlannedGroup, StepPlan, StepPlanner
+from serving.engine.visibility import Visibility
 from tests.fakes.engine_rows import GROUP, HandFedSequence
 
 _KV_HEADS, _HEADS_PER_KV, _HEAD_DIM, _NUM_LAYERS = 2, 3, 16, 2
 _NUM_SLOTS = 400
+_ALL = Visibility()
 _RULES = BatchRules(RowRule(1, 512), RowRule(1, 32), ProductRule(row_multiple=4, products_per_call=None))
 
 
@@ -20,9 +22,10 @@ def _make_pool(tokens_per_block: int) -> torch.Tensor:
     return torch.full((_NUM_SLOTS, _NUM_LAYERS, 2, _KV_HEADS, tokens_per_block, _HEAD_DIM), float("nan"))
 
 
-def _plan(pool: torch.Tensor, *sequences: tuple[HandFedSequence, int]) -> StepPlan:
+def _plan(pool: torch.Tensor, *sequences: tuple[HandFedSequence, int], visibility: Visibility = _ALL) -> StepPlan:
     """Of sequences, each from a start to its end."""
-    planner = StepPlanner({GROUP: PageLayout.of(pool)}, _HEADS_PER_KV, _RULES, torch.device("cpu"))
+    planned = {GROUP: PlannedGroup(PageLayout.of(pool), visibility)}
+    planner = StepPlanner(planned, _HEADS_PER_KV, _RULES, torch.device("cpu"))
     return planner.plan(StepBatch([s.rows(start, len(s.token_ids)) for s, start in sequences]))
 
 
@@ -33,11 +36,13 @@ def _attend_all(pool: torch.Tensor, plan: StepPlan, queries: torch.Tensor, layer
     return out
 
 
-def _formula(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+def _formula(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, window: int = 1 << 30, sinks: int = 0
+) -> torch.Tensor:
     """Causal softmax attention in float64 of queries [n, H, G, D] from position `start` over [N, H, D]."""
     scores = torch.einsum("nhgd,khd->nhgk", queries.double(), keys.double())
-    positions = start + torch.arange(len(queries))
-    hidden = torch.arange(len(keys)) > positions[:, None]
+    distance = start + torch.arange(len(queries))[:, None] - torch.arange(len(keys))
+    hidden = (distance < 0) | ((distance >= window) & (torch.arange(len(keys)) >= sinks))
     weights = scores.masked_fill(hidden[:, None, None, :], float("-inf")).softmax(-1)
     return torch.einsum("nhgk,khd->nhgd", weights, values.double()).flatten(1)
 
@@ -58,6 +63,51 @@ def test_attention_over_pages_is_the_causal_formula(tokens_per_block: int, num_t
 
     expected = _formula(queries, keys_values[:, 0], keys_values[:, 1], start)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens_per_block", [8, 16, 24, 128, 256])
+@pytest.mark.parametrize(("window", "sinks"), [(1, 0), (24, 0), (100, 4), (128, 130), (129, 1), (256, 0), (600, 3)])
+@pytest.mark.parametrize(("num_tokens", "start"), [(20, 0), (500, 0), (500, 129), (500, 470), (500, 499), (513, 512)])
+def test_a_window_and_its_sinks_are_all_that_is_seen_or_read(
+    tokens_per_block: int, window: int, sinks: int, num_tokens: int, start: int
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    pool = _make_pool(tokens_per_block)
+    sequence = HandFedSequence("one", [0] * num_tokens, range(-(-num_tokens // tokens_per_block)))
+    keys_values = torch.randn(num_tokens, 2, _KV_HEADS, _HEAD_DIM, generator=generator)
+    write_pages(pool, _plan(pool, (sequence, 0)).groups[GROUP].token_rows, 1, keys_values)
+    queries = torch.randn(num_tokens - start, _KV_HEADS, _HEADS_PER_KV, _HEAD_DIM, generator=generator)
+    # What the first query does not see has left, and its memory is as bad as memory can be.
+    gone = range(-(-sinks // tokens_per_block), max(0, start - window + 1) // tokens_per_block)
+    for block in gone:
+        pool[sequence.block_table[block]] = float("nan")
+        sequence.block_table[block] = -1
+
+    plan = _plan(pool, (sequence, start), visibility=Visibility(window, sinks))
+    out = _attend_all(pool, plan, queries, layer=1)
+
+    expected = _formula(queries, keys_values[:, 0], keys_values[:, 1], start, window, sinks)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tiles_outside_the_window_cost_nothing() -> None:
+    pool = _make_pool(16)
+    sequence = HandFedSequence("one", [0] * 3000, range(188))
+
+    (group,) = _plan(pool, (sequence, 2999), visibility=Visibility(200, 4)).groups[GROUP].attention
+
+    assert len(group.item_of_pair) == 1 + 3  # the sinks' tile, and those that 200 positions touch
+
+
+def test_a_page_inside_the_window_must_be_there() -> None:
+    pool = _make_pool(16)
+    sequence = HandFedSequence("one", [0] * 100, [-1, 1, 2, 3, 4, 5, 6])
+
+    _plan(pool, (sequence, 99), visibility=Visibility(84))
+    with pytest.raises(ValueError, match="a slot of layer group 0 is outside"):
+        _plan(pool, (sequence, 99), visibility=Visibility(85))
+    with pytest.raises(ValueError, match="a slot of layer group 0 is outside"):
+        _plan(pool, (sequence, 99), visibility=Visibility(84, num_sink_tokens=1))
 
 
 def test_sequences_of_one_step_see_only_their_own_pages() -> None:

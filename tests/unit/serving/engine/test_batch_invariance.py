@@ -19,10 +19,22 @@ _NUM_TOKENS = 290
 _NUM_SLOTS = 256
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[(torch.float32, ()), (torch.bfloat16, ()), (torch.float32, (70, 70)), (torch.bfloat16, (70, 70))],
+    ids=["float32", "bfloat16", "float32-windowed", "bfloat16-windowed"],
+)
 def model(request: pytest.FixtureRequest) -> TinyModel:
+    dtype, windows = request.param
     # An intermediate size that is no multiple of a vector, so that scalar tails are computed too.
-    return make_tiny_model(request.param, intermediate_size=157, num_heads=6, hidden_size=72)
+    return make_tiny_model(
+        dtype,
+        intermediate_size=157,
+        num_heads=6,
+        hidden_size=72,
+        layer_windows=windows,
+        num_sink_tokens=3 if windows else 0,
+    )
 
 
 def _make_engine(model: TinyModel) -> Engine:
