@@ -21,6 +21,19 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model held one token, by its unchanged logits (temperature 1, nothing filtered or added).
+
+    Attributes:
+        logprob: natural logarithm of the token's probability.
+        top: (token id, logprob) of the best tokens, best first, lower id first on ties.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn (E2).
 
@@ -31,6 +44,8 @@ class SamplingParams:
         min_p: drop tokens below this share of the best one's probability; 0 drops none.
         seed: key of the noise; drawn by the door when the client gave none, then kept for ever.
         choice: index of the choice; part of the noise's key, so that n choices differ.
+        num_logprobs: best tokens to report beside each drawn one; None reports no logprobs at all.
+        wants_prompt_logprobs: the prompt's own tokens are reported as well, with the first drawn token.
     """
 
     temperature: float = 1.0
@@ -39,6 +54,8 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     choice: int = 0
+    num_logprobs: int | None = None
+    wants_prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,16 +204,19 @@ class Frontend:
 
     def _open_choice(self, opened: OpenRequest, request: GenerationRequest, seed: int, index: int) -> OpenChoice:
         prompt = request.prompts[index // request.num_choices]
+        # To score a prompt is to compute it, and a computed prompt draws a token.
+        is_scored_only = prompt.max_tokens == 0 and request.sampling.wants_prompt_logprobs
         spec = RequestSpec(
             uid=RequestUid(f"{request.api_id}/{index}"),
             door=self._door,
             prompt_token_ids=prompt.token_ids,
             sampling=replace(request.sampling, seed=seed, choice=index % request.num_choices),
-            stop=replace(request.stop, max_tokens=prompt.max_tokens),
+            stop=replace(request.stop, max_tokens=1 if is_scored_only else prompt.max_tokens),
             priority=request.priority,
         )
         text = OutputText(self.tokenizer.token_bytes, spec.stop.stop_strings, includes_stop=request.includes_stop_text)
-        stream = ChoiceStream(spec, index, text, frozenset(self.settings.eos_token_ids))
+        eos_token_ids = frozenset(self.settings.eos_token_ids)
+        stream = ChoiceStream(spec, index, text, eos_token_ids, keeps_output=not is_scored_only)
         timeline = ChoiceTimeline(spec.uid, index, len(prompt.token_ids), self._clock())
         choice = OpenChoice(opened, stream, timeline)
         if stream.is_finished:

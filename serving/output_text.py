@@ -112,9 +112,13 @@ class StopMatcher:
 
 
 class OutputText:
-    """The text of one generated stream."""
+    """The text of one generated stream.
 
-    __slots__ = ("_decoder", "_matcher")
+    Attributes:
+        num_decoded: characters that the tokens so far have completed, held back or not.
+    """
+
+    __slots__ = ("_decoder", "_matcher", "num_decoded")
 
     def __init__(
         self, token_bytes: TokenBytes, stop_strings: Sequence[str] = (), *, includes_stop: bool = False
@@ -122,10 +126,13 @@ class OutputText:
         """Args: see StopMatcher."""
         self._decoder = IncrementalDecoder(token_bytes)
         self._matcher = StopMatcher(stop_strings, includes_stop=includes_stop)
+        self.num_decoded = 0
 
     def push(self, token_id: int) -> str:
         """Add a token; returns the text that it makes certain."""
-        return self._matcher.push(self._decoder.push(token_id))
+        text = self._decoder.push(token_id)
+        self.num_decoded += len(text)
+        return self._matcher.push(text)
 
     def finish(self) -> str:
         """The stream has ended: the rest of the text. Call once."""

@@ -11,6 +11,7 @@ from configs import ServerConfig
 from scheduler.spec import SamplingParams, StopParams
 from serving.api.answers import AnswerFormat, ChatAnswers, CompletionAnswers, Envelope
 from serving.api.errors import ApiError, of_validation
+from serving.api.logprobs import Echo, LogprobWording, make_echo
 from serving.api.schema import ChatCompletionRequest, CompletionRequest, GenerationFields, Prompt
 from serving.api.unsupported import UnknownFieldLog, refuse_unsupported
 from serving.chat_template import ChatTemplateError
@@ -32,6 +33,14 @@ class PreparedRequest:
     answers: AnswerFormat
     is_stream: bool
     has_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Which logprobs are wanted: `num_top` beside each token's own (None: none at all), and the prompt's."""
+
+    num_top: int | None
+    of_prompt: bool = False
 
 
 class RequestPreparer:
@@ -63,6 +72,7 @@ class RequestPreparer:
         self._wall_clock = wall_clock
         self._id_source = id_source
         self._unknown_fields = UnknownFieldLog()
+        self._logprobs = LogprobWording(tokenizer.token_bytes)
 
     def check_model(self, name: str) -> None:
         """Raise ApiError 404 for any model but the served one."""
@@ -77,7 +87,7 @@ class RequestPreparer:
             ApiError: a value cannot be accepted.
             InvalidRequestError: prompt and output do not fit the context.
         """
-        refuse_unsupported(body, {"logprobs": (None,)})
+        refuse_unsupported(body, {"top_logprobs": (None,)})
         try:
             fields = CompletionRequest.model_validate(body)
         except ValidationError as error:
@@ -92,15 +102,23 @@ class RequestPreparer:
             msg = f"the request has {len(fields.prompt)} prompts; at most {self._config.max_prompts} are allowed"
             raise ApiError(400, msg, param="prompt")
         parts = [await self._prompt_part(prompt, fields.max_tokens) for prompt in fields.prompt]
-        texts = [self._echo(prompt) if fields.echo else "" for prompt in fields.prompt]
-        generation = self._generation("cmpl-", fields, parts)
-        envelope = self._envelope(generation, fields)
-        echoes = list(chain.from_iterable([text] * n for text in texts))
-        return self._prepared(generation, CompletionAnswers(envelope, echoes), fields)
+        wants_logprobs = fields.logprobs is not None
+        echoes = [
+            self._echo(prompt, part, has_offsets=wants_logprobs) if fields.echo else Echo()
+            for prompt, part in zip(fields.prompt, parts, strict=True)
+        ]
+        scores = _Scores(fields.logprobs, of_prompt=wants_logprobs and bool(fields.echo))
+        generation = self._generation("cmpl-", fields, parts, scores)
+        answers = CompletionAnswers(
+            self._envelope(generation, fields),
+            list(chain.from_iterable([echo] * n for echo in echoes)),
+            self._logprobs if wants_logprobs else None,
+        )
+        return self._prepared(generation, answers, fields)
 
     async def chat(self, body: Mapping[str, object]) -> PreparedRequest:
         """POST /v1/chat/completions. Raises as `completion`."""
-        refuse_unsupported(body, {"logprobs": (None, False), "echo": (None, False), "best_of": (None, 1)})
+        refuse_unsupported(body, {"echo": (None, False), "best_of": (None, 1)})
         _refuse_tool_messages(body.get("messages"))
         try:
             fields = ChatCompletionRequest.model_validate(body)
@@ -118,8 +136,13 @@ class RequestPreparer:
         token_ids = await self._encode(text, add_special_tokens=False)
         requested = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         max_tokens = fit_max_tokens(len(token_ids), requested, None, self._settings)
-        generation = self._generation("chatcmpl-", fields, [PromptPart(tuple(token_ids), max_tokens)])
-        return self._prepared(generation, ChatAnswers(self._envelope(generation, fields)), fields)
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError(400, "top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+        scores = _Scores(fields.top_logprobs or 0 if fields.logprobs else None)
+        parts = [PromptPart(tuple(token_ids), max_tokens)]
+        generation = self._generation("chatcmpl-", fields, parts, scores)
+        answers = ChatAnswers(self._envelope(generation, fields), self._logprobs if fields.logprobs else None)
+        return self._prepared(generation, answers, fields)
 
     # -- checks ------------------------------------------------------------------------------------
 
@@ -161,17 +184,20 @@ class RequestPreparer:
             raise prompt_too_long(wording, self._settings)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    def _echo(self, prompt: Prompt) -> str:
-        return prompt if isinstance(prompt, str) else self._tokenizer.decode_verbatim(prompt)
+    def _echo(self, prompt: Prompt, part: PromptPart, *, has_offsets: bool) -> Echo:
+        text = prompt if isinstance(prompt, str) else self._tokenizer.decode_verbatim(prompt)
+        return make_echo(self._tokenizer.token_bytes, text, part.token_ids) if has_offsets else Echo(text)
 
     # -- what to run -------------------------------------------------------------------------------
 
-    def _generation(self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart]) -> GenerationRequest:
+    def _generation(
+        self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart], scores: _Scores
+    ) -> GenerationRequest:
         return GenerationRequest(
             api_id=prefix + self._id_source(),
             prompts=tuple(parts),
             num_choices=fields.n or 1,
-            sampling=_sampling(fields, self._settings.vocab_size),
+            sampling=_sampling(fields, scores, self._settings.vocab_size),
             seed=None if fields.seed is None else fields.seed % 2**63,
             stop=StopParams(
                 max_tokens=0,
@@ -196,7 +222,7 @@ def _has_usage(fields: GenerationFields) -> bool:
     return bool(fields.stream and fields.stream_options and fields.stream_options.include_usage)
 
 
-def _sampling(fields: GenerationFields, vocab_size: int) -> SamplingParams:
+def _sampling(fields: GenerationFields, scores: _Scores, vocab_size: int) -> SamplingParams:
     temperature = 1.0 if fields.temperature is None else fields.temperature
     top_p = 1.0 if fields.top_p is None else fields.top_p
     top_k = fields.top_k or 0
@@ -210,6 +236,8 @@ def _sampling(fields: GenerationFields, vocab_size: int) -> SamplingParams:
         top_k=top_k,
         top_p=top_p,
         min_p=fields.min_p or 0.0,
+        num_logprobs=scores.num_top,
+        wants_prompt_logprobs=scores.of_prompt,
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 64
+MAX_TOP_LOGPROBS = 20
 
 Prompt = str | list[int]
 
@@ -116,6 +117,7 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(None, ge=1)
 
 
@@ -132,3 +134,5 @@ class ChatCompletionRequest(GenerationFields):
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)

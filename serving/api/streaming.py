@@ -106,9 +106,9 @@ class EventStreamResponse(StreamingResponse):
         chunks = []
         if delta.index not in opened_choices:
             opened_choices.add(delta.index)
-            if (opening := self._answers.opening(delta.index)) is not None:
+            if (opening := self._answers.opening(delta)) is not None:
                 chunks.append(_event(opening))
-        if delta.text or delta.finish_reason is not None:
+        if delta.text or delta.scored or delta.finish_reason is not None:
             chunks.append(_event(self._answers.chunk(delta)))
         return chunks
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from manager import KVCacheManager, LayerGroupId
 from scheduler.output import SchedulerOutput
@@ -29,13 +30,23 @@ class BatchBuilder:
         return StepBatch(rows)
 
     def _rows(self, request: Request, start: int, num_tokens: int, *, draws: bool) -> SequenceRows:
+        end = start + num_tokens
         return SequenceRows(
             request_id=request.request_id,
-            token_ids=np.asarray(request.token_ids[start : start + num_tokens], dtype=np.int64),
+            token_ids=np.asarray(request.token_ids[start:end], dtype=np.int64),
             start=start,
             block_tables={group: self._manager.block_table(request.request_id, group) for group in self._layer_groups},
             sampling=_sampling_key(request) if draws else None,
+            num_logprobs=request.spec.sampling.num_logprobs,
+            scored_token_ids=_scored_tokens(request, start, end),
         )
+
+
+def _scored_tokens(request: Request, start: int, end: int) -> npt.NDArray[np.int64] | None:
+    """What follows each of positions [start, end) in the prompt; None where nobody asked, or has been told."""
+    if not request.wants_prompt_logprobs or request.num_generated:
+        return None
+    return np.asarray(request.token_ids[start + 1 : end + 1], dtype=np.int64)
 
 
 def _sampling_key(request: Request) -> SamplingKey:

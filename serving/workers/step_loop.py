@@ -53,6 +53,7 @@ from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
 from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
+from serving.workers.token_scores import TokenScores
 from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
@@ -107,6 +108,7 @@ class WorkerLoop:
         self._term = Term(0)
         self._commands_seen: tuple[Term, int] | None = None
         self._phases = PhaseClock(identity.name)
+        self._scores = TokenScores()
         self._progress = _Progress()
         self._counts = {"refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
         self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
@@ -279,6 +281,7 @@ class WorkerLoop:
         for request in requests:
             token_id = result.token_ids[request.request_id]
             drawn[request.request_id] = DrawnToken(token_id, self._parts.stop_checker.check(request, token_id))
+        self._scores.take(output, result)
         completed = self._scheduler.complete(output, drawn, self._clock())
         now_s = self._clock()
         for request, position, token in completed.tokens:
@@ -286,7 +289,7 @@ class WorkerLoop:
             durations = None
             if self._phases.is_first_token(request.attempt_id) or token.finish_reason is not None:
                 durations = self._phases.durations(request, now_s)
-            self._outbox.token(request, position, token, durations)
+            self._outbox.token(request, position, token, durations, self._scores.of_token(request, position, result))
             if token.finish_reason is not None:
                 self._finish(request, token.finish_reason)
         for request, lease in completed.leases:
@@ -306,6 +309,7 @@ class WorkerLoop:
 
     def _forget(self, attempt_id: AttemptId) -> None:
         self._phases.forget(attempt_id)
+        self._scores.forget(attempt_id)
         self._parts.stop_checker.forget(attempt_id)
         self._generation_side.forget(attempt_id)
 
