@@ -33,6 +33,7 @@ from scheduler.messages import (
     WorkerHeartbeat,
     WorkerRegistration,
     WorkerRole,
+    WorkerState,
 )
 from scheduler.outbox import CentralCommand, NotifyDoor, SendToWorker
 from scheduler.reconcile import AccountReader, Divergence, DivergenceKind, reconcile
@@ -116,6 +117,10 @@ class CentralScheduler:
         record = self._books.ledger.live(heartbeat.worker, heartbeat.epoch)
         if record is None:
             self._books.counters["stale_heartbeats"] += 1
+            return ()
+        if heartbeat.snapshot.state is not WorkerState.RUNNING:
+            self._books.counters["audit_violations"] += heartbeat.snapshot.state is WorkerState.CORRUPTED
+            self.worker_lost(heartbeat.worker, f"it reported itself {heartbeat.snapshot.state}", now_s)
             return ()
         note_heartbeat(record, heartbeat, now_s)
         divergences = reconcile(self._books.ledger, record, heartbeat, self._reader, now_s)

@@ -40,6 +40,7 @@ from scheduler.messages import (
     RunLocal,
     WorkerCommand,
     WorkerSnapshot,
+    WorkerState,
 )
 from scheduler.output import DrawnToken, SchedulerOutput
 from scheduler.request import Request
@@ -327,7 +328,7 @@ class WorkerLoop:
             role=self._identity.role,
             epoch=self._identity.epoch,
             pid=self._identity.pid,
-            state="running",
+            state=WorkerState.RUNNING,
             iteration=self._progress.iteration,
             running=tuple(request.attempt_id for request in self._scheduler.running),
             waiting=tuple(request.attempt_id for request in self._scheduler.waiting),

@@ -34,6 +34,7 @@ from scheduler.messages import (
     WorkerReport,
     WorkerRole,
     WorkerSnapshot,
+    WorkerState,
 )
 from scheduler.spec import AttemptId, FinishReason, RequestSpec, RequestUid, Term
 
@@ -198,7 +199,7 @@ class ModelWorker:
             role=self.role,
             epoch=self.epoch,
             pid=100,
-            state="running",
+            state=WorkerState.RUNNING,
             iteration=self.iteration,
             running=running,
             waiting=waiting,
