@@ -34,6 +34,26 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Penalties:
+    """What a token's earlier appearances cost it. Tokens of earlier attempts count as generated (C9).
+
+    Attributes:
+        presence: once for a token that was generated.
+        frequency: for each time that a token was generated.
+        repetition: divides the logit of a token of prompt or output (a negative one is multiplied); 1 is none.
+    """
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether they change nothing."""
+        return self.presence == self.frequency == 0.0 and self.repetition == 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn (E2).
 
@@ -42,6 +62,8 @@ class SamplingParams:
         top_k: keep the k best; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it; 1 keeps all.
         min_p: drop tokens below this share of the best one's probability; 0 drops none.
+        penalties: applied to the logits first.
+        logit_bias: (token id, what is added to its logit), each token once.
         seed: key of the noise; drawn by the door when the client gave none, then kept for ever.
         choice: index of the choice; part of the noise's key, so that n choices differ.
         num_logprobs: best tokens to report beside each drawn one; None reports no logprobs at all.
@@ -56,6 +78,13 @@ class SamplingParams:
     choice: int = 0
     num_logprobs: int | None = None
     wants_prompt_logprobs: bool = False
+    penalties: Penalties = Penalties()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_plain_logits(self) -> bool:
+        """Whether tokens are drawn from the model's own logits."""
+        return self.penalties.is_neutral and not self.logit_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +96,15 @@ class StopParams:
         stop_strings: texts that end it; matched by the worker that samples (C9).
         stop_token_ids: tokens that end it, beside the model's end-of-sequence tokens.
         ignore_eos: the model's end-of-sequence tokens do not end it.
+        min_tokens: generated tokens before anything but `max_tokens` may end it; tokens that would are not
+            drawn, and stop strings that they complete do not count.
     """
 
     max_tokens: int
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class Frontend:
         self._timelines = TimelineBook(settings.kept_timelines)
         self._counters: Counter[str] = Counter()
         self._is_draining = False
+        self._num_unanswered = 0
         self._is_closed = False
         self._scheduler = SchedulerClient(
             endpoint,
@@ -189,6 +190,11 @@ class Frontend:
         """Choices that still wait for tokens."""
         return len(self._choices)
 
+    @property
+    def num_unanswered(self) -> int:
+        """Requests whose answers are not complete yet."""
+        return self._num_unanswered
+
     def start_draining(self) -> None:
         """Refuse new requests; open ones go on."""
         self._is_draining = True
@@ -214,6 +220,7 @@ class Frontend:
         for choice in opened.choices:
             if choice.is_open:
                 self._choices[choice.uid] = choice
+        self._num_unanswered += 1
         self._timelines.open(opened.timeline())
         self._counters["requests"] += 1
         self._keep_sweeping()
@@ -234,7 +241,12 @@ class Frontend:
             stop=replace(request.stop, max_tokens=1 if is_scored_only else prompt.max_tokens),
             priority=request.priority,
         )
-        text = OutputText(self.tokenizer.token_bytes, spec.stop.stop_strings, includes_stop=request.includes_stop_text)
+        text = OutputText(
+            self.tokenizer.token_bytes,
+            spec.stop.stop_strings,
+            includes_stop=request.includes_stop_text,
+            min_tokens=spec.stop.min_tokens,
+        )
         eos_token_ids = frozenset(self.settings.eos_token_ids)
         stream = ChoiceStream(spec, index, text, eos_token_ids, keeps_output=not is_scored_only)
         timeline = ChoiceTimeline(spec.uid, index, len(prompt.token_ids), self._clock())
@@ -303,6 +315,7 @@ class Frontend:
 
     def _on_close(self, opened: OpenRequest) -> None:
         """Nobody reads it any more."""
+        self._num_unanswered -= 1
         unwanted = [choice for choice in opened.choices if choice.is_open]
         for choice in unwanted:
             self._end_choice(choice, StreamState.CANCELLED)

@@ -79,6 +79,10 @@ class DoorActor:
         if self._server is not None:
             self._server.frontend.on_notices(notices)
 
+    async def drain(self) -> bool:
+        """Refuse new requests; returns once open ones have ended, or False when they did not in time."""
+        return self._server is None or await self._server.drain()
+
     async def stop(self) -> None:
         """Stop listening and end open streams."""
         if self._server is not None:

@@ -11,10 +11,12 @@ from uuid import uuid4
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from configs import ServerConfig
+from serving.api.access import ApiKeyMiddleware
 from serving.api.cockpit import CockpitEndpoints
 from serving.api.errors import RETRY_AFTER_S, ApiError, internal_error, of_failure
 from serving.api.generation import GenerationEndpoints
@@ -68,6 +70,7 @@ def create_app(
         ("GET", "/v1/models"): status.models,
         ("GET", "/v1/models/{name:path}"): status.model,
         ("GET", "/health"): status.health,
+        ("GET", "/ready"): status.health,
         ("GET", "/version"): status.version,
         ("GET", "/requests/{api_id}"): status.request_timeline,
         ("GET", "/cluster/state"): status.cluster_state,
@@ -78,6 +81,16 @@ def create_app(
     for (method, path), handler in routes.items():
         app.add_route(path, _guarded(handler), methods=[method], include_in_schema=False)
     app.add_exception_handler(HTTPException, _on_http_error)
+    # The last one added is the outermost: a refused request has an id, and a preflight needs no key.
+    app.add_middleware(ApiKeyMiddleware, keys=config.api_keys)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     app.add_middleware(RequestIdMiddleware, id_source=id_source)
     return app
 
@@ -117,7 +130,7 @@ class StatusEndpoints:
         return JSONResponse(self._card)
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 only when a request sent now can make progress (I11)."""
+        """GET /health and /ready: 200 only when a request sent now can make progress (I11)."""
         is_healthy, reason = await self._frontend.health()
         if is_healthy:
             return JSONResponse({"status": "ok"})

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serving.api.answers import FinishedChoice, Json
+from serving.api.best_of import likeliest
 from serving.api.body import read_json_object
 from serving.api.disconnect import ClientDisconnectedError, until_disconnect
 from serving.api.errors import of_failure, of_invalid
@@ -71,7 +72,9 @@ class GenerationEndpoints:
             deltas: list[list[ChoiceDelta]] = [[] for _ in opened.choices]
             async for delta in opened.deltas():
                 deltas[delta.index].append(delta)
-            return prepared.answers.whole([_joined(parts) for parts in deltas], opened.usage())
+            choices = [_joined(parts) for parts in deltas]
+            wanted = likeliest(choices, prepared.generation.num_choices, prepared.num_wanted)
+            return prepared.answers.whole(wanted, opened.usage())
         finally:
             opened.close()
 

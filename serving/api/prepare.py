@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from pydantic import ValidationError
 
 from configs import ServerConfig
-from scheduler.spec import SamplingParams, StopParams
+from scheduler.spec import Penalties, SamplingParams, StopParams
 from serving.api.answers import AnswerFormat, ChatAnswers, CompletionAnswers, Envelope
 from serving.api.errors import ApiError, of_validation
 from serving.api.logprobs import Echo, LogprobWording, make_echo
@@ -27,12 +27,17 @@ _THREAD_ABOVE_CHARACTERS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What to run, and how to word the answer."""
+    """What to run, and how to word the answer.
+
+    Attributes:
+        num_wanted: choices of each prompt in the answer; the likeliest of those that run (`best_of`).
+    """
 
     generation: GenerationRequest
     answers: AnswerFormat
     is_stream: bool
     has_usage: bool
+    num_wanted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +98,19 @@ class RequestPreparer:
         except ValidationError as error:
             raise of_validation(error) from error
         self._check(fields)
+        self._check_completion(fields)
         n = fields.n or 1
-        if fields.best_of not in (None, n):
-            raise ApiError(400, f"best_of={fields.best_of} is only supported when equal to n={n}", param="best_of")
-        if fields.max_tokens == 0 and not fields.echo:
-            raise ApiError(400, "max_tokens must be at least 1 unless echo is set", param="max_tokens")
-        if len(fields.prompt) > self._config.max_prompts:
-            msg = f"the request has {len(fields.prompt)} prompts; at most {self._config.max_prompts} are allowed"
-            raise ApiError(400, msg, param="prompt")
+        num_drawn = fields.best_of or n
         parts = [await self._prompt_part(prompt, fields.max_tokens) for prompt in fields.prompt]
         wants_logprobs = fields.logprobs is not None
         echoes = [
             self._echo(prompt, part, has_offsets=wants_logprobs) if fields.echo else Echo()
             for prompt, part in zip(fields.prompt, parts, strict=True)
         ]
-        scores = _Scores(fields.logprobs, of_prompt=wants_logprobs and bool(fields.echo))
-        generation = self._generation("cmpl-", fields, parts, scores)
+        # To find the likeliest choices, their logprobs are needed, asked for or not.
+        num_top = 0 if fields.logprobs is None and num_drawn > n else fields.logprobs
+        scores = _Scores(num_top, of_prompt=wants_logprobs and bool(fields.echo))
+        generation = replace(self._generation("cmpl-", fields, parts, scores), num_choices=num_drawn)
         answers = CompletionAnswers(
             self._envelope(generation, fields),
             list(chain.from_iterable([echo] * n for echo in echoes)),
@@ -154,6 +156,20 @@ class RequestPreparer:
         if fields.stream_options is not None and not fields.stream:
             raise ApiError(400, "stream_options is only allowed when stream is set", param="stream_options")
         self._check_vocabulary(fields.stop_token_ids or (), "stop_token_ids")
+        self._check_vocabulary(tuple(fields.logit_bias), "logit_bias")
+
+    def _check_completion(self, fields: CompletionRequest) -> None:
+        n, limit = fields.n or 1, self._config.max_choices
+        if fields.best_of is not None:
+            if not n <= fields.best_of <= limit:
+                raise ApiError(400, f"best_of={fields.best_of} must be from n={n} to {limit}", param="best_of")
+            if fields.stream and fields.best_of > n:
+                raise ApiError(400, "best_of above n cannot be streamed", param="best_of")
+        if fields.max_tokens == 0 and not fields.echo:
+            raise ApiError(400, "max_tokens must be at least 1 unless echo is set", param="max_tokens")
+        if len(fields.prompt) > self._config.max_prompts:
+            msg = f"the request has {len(fields.prompt)} prompts; at most {self._config.max_prompts} are allowed"
+            raise ApiError(400, msg, param="prompt")
 
     def _check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
         limit = self._settings.vocab_size
@@ -193,6 +209,10 @@ class RequestPreparer:
     def _generation(
         self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart], scores: _Scores
     ) -> GenerationRequest:
+        fewest = min(part.max_tokens for part in parts)
+        if fields.min_tokens and fields.min_tokens > fewest:
+            msg = f"min_tokens={fields.min_tokens} is above max_tokens={fewest}"
+            raise ApiError(400, msg, param="min_tokens")
         return GenerationRequest(
             api_id=prefix + self._id_source(),
             prompts=tuple(parts),
@@ -204,6 +224,7 @@ class RequestPreparer:
                 stop_strings=tuple(fields.stop),
                 stop_token_ids=tuple(fields.stop_token_ids or ()),
                 ignore_eos=bool(fields.ignore_eos),
+                min_tokens=fields.min_tokens or 0,
             ),
             includes_stop_text=bool(fields.include_stop_str_in_output),
             priority=fields.priority or 0,
@@ -215,7 +236,13 @@ class RequestPreparer:
     def _prepared(
         self, generation: GenerationRequest, answers: AnswerFormat, fields: GenerationFields
     ) -> PreparedRequest:
-        return PreparedRequest(generation, answers, is_stream=bool(fields.stream), has_usage=_has_usage(fields))
+        return PreparedRequest(
+            generation,
+            answers,
+            is_stream=bool(fields.stream),
+            has_usage=_has_usage(fields),
+            num_wanted=fields.n or 1,
+        )
 
 
 def _has_usage(fields: GenerationFields) -> bool:
@@ -238,6 +265,12 @@ def _sampling(fields: GenerationFields, scores: _Scores, vocab_size: int) -> Sam
         min_p=fields.min_p or 0.0,
         num_logprobs=scores.num_top,
         wants_prompt_logprobs=scores.of_prompt,
+        penalties=Penalties(
+            presence=fields.presence_penalty or 0.0,
+            frequency=fields.frequency_penalty or 0.0,
+            repetition=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        ),
+        logit_bias=tuple(sorted(fields.logit_bias.items())),
     )
 
 

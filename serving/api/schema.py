@@ -4,6 +4,7 @@ Types are strict (a number is not a string), null means "not given", and unions 
 an error names the parameter and not a branch of a union.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -14,6 +15,11 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 64
 MAX_TOP_LOGPROBS = 20
 
+MAX_BIASED_TOKENS = 1024
+MAX_REPETITION_PENALTY = 1000.0
+_TOKEN_ID = re.compile(r"[0-9]{1,9}")
+
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Prompt = str | list[int]
 
 
@@ -74,6 +80,19 @@ def _part_text(part: object) -> str:
     return text
 
 
+def _logit_bias(value: object) -> object:
+    """OpenAI writes token ids as strings."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_BIASED_TOKENS:
+        msg = f"must be an object of at most {MAX_BIASED_TOKENS} token ids"
+        raise ValueError(msg)
+    if not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
+        msg = "must have token ids as names"
+        raise ValueError(msg)
+    return {int(key): bias for key, bias in value.items()}
+
+
 class _Wire(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
 
@@ -97,7 +116,12 @@ class GenerationFields(_Wire):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_logit_bias)] = {}
     # extensions
+    repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY, allow_inf_nan=False)
+    min_tokens: int | None = Field(None, ge=0)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     ignore_eos: bool | None = None

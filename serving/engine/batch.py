@@ -12,6 +12,7 @@ import torch
 
 from manager import LayerGroupId, RequestId
 from scheduler.spec import TokenLogprobs
+from serving.engine.logit_rules import LogitRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class SequenceRows:
         block_tables: per layer group, [num_blocks] int32 device slots, covering at least
             start + num_tokens positions; -1 where a page left the window.
         sampling: how to draw from the last row; None when the chunk is not the last.
+        rules: what is changed in the logits before the draw; None draws from them as they are.
         num_logprobs: best tokens to report beside the drawn one and each scored one; None reports nothing.
         scored_token_ids: [num_scored] int64, num_scored <= num_tokens: what follows each of the first rows
             in the prompt; reported as `prompt_logprobs`. None where nobody asked.
@@ -54,6 +56,7 @@ class SequenceRows:
     sampling: SamplingKey | None
     num_logprobs: int | None = None
     scored_token_ids: npt.NDArray[np.int64] | None = None
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class Engine:
             empty = torch.empty(0, self._config.vocab_size) if return_logits else None
             return StepResult(token_ids={}, logits=empty, prompt_logprobs=prompt_logprobs)
         logits = self._model.logits(hidden[plan.drawn_rows])[: len(drawing)]
-        tokens = draw_tokens(logits, [key for _, key in drawing])
+        tokens = draw_tokens(logits, [key for _, key in drawing], [s.rules for s, _ in drawing])
         return StepResult(
             token_ids={s.request_id: token for (s, _), token in zip(drawing, tokens, strict=True)},
             logits=logits.cpu() if return_logits else None,

@@ -7,10 +7,12 @@ float64.
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 
 from serving.engine.batch import SamplingKey
+from serving.engine.logit_rules import LogitRules
 from serving.engine.noise import gumbel_noise
 from serving.engine.ranking import log_sum_exp, ranked
 
@@ -22,20 +24,26 @@ class NonFiniteLogitsError(ArithmeticError):
     """The model's output holds no largest number: damaged weights or pages. Nothing may be drawn (I7)."""
 
 
-def draw_tokens(logits: torch.Tensor, keys: Sequence[SamplingKey]) -> list[int]:
+def draw_tokens(
+    logits: torch.Tensor, keys: Sequence[SamplingKey], rules: Sequence[LogitRules | None] = ()
+) -> list[int]:
     """One token for each row.
 
     Args:
         logits: [num_rows, vocab_size] float32.
         keys: one for each row.
+        rules: what to change in each row first; empty changes nothing.
 
     Raises:
         NonFiniteLogitsError: a row's largest logit is infinite or not a number.
     """
     tokens: list[int] = require_finite(logits).tolist()
-    for row, key in enumerate(keys):
+    for row, (key, rule) in enumerate(zip_longest(keys, rules)):
+        scores = logits[row] if rule is None else rule.apply(logits[row])
         if key.temperature > 0.0:
-            tokens[row] = _draw(logits[row], key)
+            tokens[row] = _draw(scores, key)
+        elif rule is not None:
+            tokens[row] = int(require_finite(scores[None])[0])
     return tokens
 
 

@@ -32,6 +32,7 @@ from serving.output_text import StopStringDetector
 from serving.tokenizer import Tokenizer
 from serving.workers.agent_thread import AgentThread
 from serving.workers.batch_builder import BatchBuilder
+from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox, WorkerSinks
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging, SharedPool, TwinPool
@@ -89,7 +90,7 @@ def build_worker(
         scheduler=scheduler,
         engine=_make_engine(plan, model, dtype, pages),
         agent=agent,
-        batch_builder=BatchBuilder(manager, [group.layer_group_id]),
+        batch_builder=BatchBuilder(manager, [group.layer_group_id], DrawRules(model.eos_token_ids)),
         stop_checker=_make_stop_checker(plan.model_folder, model),
         outbox=Outbox(identity.name, identity.epoch, sinks),
         staging=staging,
@@ -163,10 +164,10 @@ def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:
     # A folder of bare weights (a device check) has no text to match stop strings in.
     tokenizer = Tokenizer.load(model_folder) if (model_folder / TOKENIZER_FILE).is_file() else None
 
-    def make_detector(stop_strings: Sequence[str]) -> StopStringDetector:
+    def make_detector(stop_strings: Sequence[str], min_tokens: int) -> StopStringDetector:
         if tokenizer is None:
             msg = f"{model_folder} has no {TOKENIZER_FILE}: stop strings cannot be matched"
             raise InvalidRequest(msg)
-        return StopStringDetector(tokenizer, stop_strings)
+        return StopStringDetector(tokenizer, stop_strings, min_tokens)
 
     return StopChecker(model.eos_token_ids, make_detector)

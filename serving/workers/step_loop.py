@@ -312,6 +312,7 @@ class WorkerLoop:
         self._phases.forget(attempt_id)
         self._scores.forget(attempt_id)
         self._parts.stop_checker.forget(attempt_id)
+        self._parts.batch_builder.forget(attempt_id)
         self._generation_side.forget(attempt_id)
 
     # -- accounts ----------------------------------------------------------------------------------

@@ -133,6 +133,7 @@ def _make_frontend(endpoint: _Endpoint, model_folder: Path) -> Frontend:
         eos_token_ids=model.eos_token_ids,
         max_request_tokens=model.max_position,
         resubmit_delay_s=0.001,
+        model_name=MODEL,
     )
     seeds = count(1)
     clock: Callable[[], float] = asyncio.get_running_loop().time
