@@ -37,8 +37,8 @@ class ServerConfig(Section):
         """Refuse bad values."""
         self.require_positive("max_body_bytes", "max_choices", "max_prompts", "kept_timelines")
         self.require_not_negative("drain_timeout_s")
-        if not all(self.api_keys) or isinstance(self.api_keys, str):
-            msg = "api_keys must be a list of keys, none of them empty"
+        if not all(self.api_keys):
+            msg = "api_keys has an empty key"
             raise ValueError(msg)
         if not 0 <= self.port <= _MAX_PORT:
             msg = f"port={self.port} is not between 0 and {_MAX_PORT}"

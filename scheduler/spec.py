@@ -64,6 +64,7 @@ class SamplingParams:
         min_p: drop tokens below this share of the best one's probability; 0 drops none.
         penalties: applied to the logits first.
         logit_bias: (token id, what is added to its logit), each token once.
+        grammar: what the generated tokens must follow, in the notation of `serving.grammar`; empty is free.
         seed: key of the noise; drawn by the door when the client gave none, then kept for ever.
         choice: index of the choice; part of the noise's key, so that n choices differ.
         num_logprobs: best tokens to report beside each drawn one; None reports no logprobs at all.
@@ -80,11 +81,12 @@ class SamplingParams:
     wants_prompt_logprobs: bool = False
     penalties: Penalties = Penalties()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
 
     @property
     def has_plain_logits(self) -> bool:
         """Whether tokens are drawn from the model's own logits."""
-        return self.penalties.is_neutral and not self.logit_bias
+        return self.penalties.is_neutral and not self.logit_bias and not self.grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The shape of answers: whole ones and stream chunks, of completions and of chats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from scheduler.spec import FinishReason, TokenLogprobs
 from serving.api.logprobs import Echo, LogprobWording
 from serving.open_request import Usage
 from serving.stream import ChoiceDelta, ScoredToken
+from serving.tools import ToolCallParser
 
 Json = dict[str, object]
 
@@ -33,8 +34,8 @@ class AnswerFormat(Protocol):
         """A choice's first chunk, before its first delta, if it has one."""
         ...
 
-    def chunk(self, delta: ChoiceDelta) -> Json:
-        """What a choice gained."""
+    def chunk(self, delta: ChoiceDelta) -> Json | None:
+        """What a choice gained; None when there is nothing to show yet."""
         ...
 
     def usage_chunk(self, usage: Usage) -> Json:
@@ -131,49 +132,92 @@ class CompletionAnswers:
 class ChatAnswers:
     """`chat.completion` objects and their chunks."""
 
-    def __init__(self, envelope: Envelope, logprobs: LogprobWording | None) -> None:
+    def __init__(self, envelope: Envelope, logprobs: LogprobWording | None, tool_names: Collection[str] = ()) -> None:
         """Args.
 
         envelope: of this request.
         logprobs: words them; None when nobody asked.
+        tool_names: of the tools whose calls are looked for in the text.
         """
         self._envelope = envelope
         self._logprobs = logprobs
+        self._tool_names = tool_names
+        self._speakers: dict[int, _Speaker] = {}
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
         """See AnswerFormat."""
-        worded: list[Json] = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._scores(choice.scored),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ]
+        worded: list[Json] = []
+        for index, choice in enumerate(choices):
+            speaker = self._speaker(index)
+            content, calls = speaker.hear(choice.text, is_last=True)
+            message: Json = {"role": "assistant", "content": content, "refusal": None}
+            if calls:
+                message |= {"content": content or None, "tool_calls": calls}
+            reason = speaker.reason(choice.finish_reason)
+            scores = self._scores(choice.scored)
+            worded.append({"index": index, "message": message, "logprobs": scores, "finish_reason": reason})
         return {**self._envelope.wrap("chat.completion", worded), "usage": _usage(usage)}
 
     def opening(self, delta: ChoiceDelta) -> Json | None:
         """The role, which only the first delta carries."""
         return self._chunk(delta.index, {"role": "assistant", "content": ""}, None)
 
-    def chunk(self, delta: ChoiceDelta) -> Json:
+    def chunk(self, delta: ChoiceDelta) -> Json | None:
         """See AnswerFormat."""
-        content = {"content": delta.text} if delta.text or delta.scored else {}
-        return self._chunk(delta.index, content, delta.finish_reason, self._scores(delta.scored))
+        speaker = self._speaker(delta.index)
+        first = speaker.num_calls
+        content, calls = speaker.hear(delta.text, is_last=delta.finish_reason is not None)
+        said: Json = {"content": content} if content or (delta.scored and not calls) else {}
+        if calls:
+            said["tool_calls"] = [{"index": first + n, **call} for n, call in enumerate(calls)]
+        if not said and delta.finish_reason is None:
+            return None
+        return self._chunk(delta.index, said, speaker.reason(delta.finish_reason), self._scores(delta.scored))
 
     def usage_chunk(self, usage: Usage) -> Json:
         """See AnswerFormat."""
         return {**self._envelope.wrap("chat.completion.chunk", []), "usage": _usage(usage)}
 
     def _chunk(
-        self, index: int, delta: Mapping[str, object], finish_reason: FinishReason | None, logprobs: Json | None = None
+        self, index: int, delta: Mapping[str, object], finish_reason: str | None, logprobs: Json | None = None
     ) -> Json:
         choice: Json = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self._envelope.wrap_chunk("chat.completion.chunk", [choice])
 
     def _scores(self, scored: Sequence[ScoredToken]) -> Json | None:
         return self._logprobs.chat(scored) if self._logprobs is not None and scored else None
+
+    def _speaker(self, index: int) -> "_Speaker":
+        if index not in self._speakers:
+            suffix = self._envelope.api_id.partition("-")[2]
+            self._speakers[index] = _Speaker(self._tool_names, f"call_{suffix}_{index}")
+        return self._speakers[index]
+
+
+class _Speaker:
+    """One choice of a chat: tells its tool calls from its words."""
+
+    def __init__(self, tool_names: Collection[str], id_prefix: str) -> None:
+        self._parser = ToolCallParser(tool_names) if tool_names else None
+        self._id_prefix = id_prefix
+        self.num_calls = 0
+
+    def hear(self, text: str, *, is_last: bool) -> tuple[str, list[Json]]:
+        """More of its text; returns words and calls that are certain."""
+        if self._parser is None:
+            return text, []
+        found = self._parser.push(text)
+        rest = self._parser.finish().content if is_last else ""
+        calls: list[Json] = []
+        for call in found.calls:
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append({"id": f"{self._id_prefix}_{self.num_calls}", "type": "function", "function": function})
+            self.num_calls += 1
+        return found.content + rest, calls
+
+    def reason(self, reason: FinishReason | None) -> str | None:
+        """Why it ended, in a client's words."""
+        return "tool_calls" if reason is FinishReason.STOP and self.num_calls else reason
 
 
 def _usage(usage: Usage) -> Json:

@@ -1,6 +1,7 @@
 """From a request body to a `GenerationRequest`: the checks that need the model, and the defaults."""
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,12 +11,14 @@ from pydantic import ValidationError
 from configs import ServerConfig
 from scheduler.spec import Penalties, SamplingParams, StopParams
 from serving.api.answers import AnswerFormat, ChatAnswers, CompletionAnswers, Envelope
+from serving.api.chat_form import ChatForm, chat_form
 from serving.api.errors import ApiError, of_validation
 from serving.api.logprobs import Echo, LogprobWording, make_echo
-from serving.api.schema import ChatCompletionRequest, CompletionRequest, GenerationFields, Prompt
+from serving.api.schema import ChatCompletionRequest, ChatMessage, CompletionRequest, GenerationFields, Prompt
 from serving.api.unsupported import UnknownFieldLog, refuse_unsupported
 from serving.chat_template import ChatTemplateError
 from serving.generation_request import DoorSettings, GenerationRequest, PromptPart, fit_max_tokens, prompt_too_long
+from serving.grammar import GrammarCompiler, GrammarError
 from serving.tokenizer import Tokenizer
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -23,6 +26,14 @@ _GREEDY_BELOW = 1e-6
 """Logits divided by less than this overflow float32; the limit of such a temperature is greedy."""
 _THREAD_ABOVE_CHARACTERS = 16_384
 """Longer texts are tokenized beside the event loop: they take longer than a step between two tokens."""
+
+_CHAT_ONLY: Mapping[str, tuple[object, ...]] = {
+    "top_logprobs": (None,),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+}
+"""Refused by the other endpoint, unless neutral."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +52,12 @@ class PreparedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scores:
-    """Which logprobs are wanted: `num_top` beside each token's own (None: none at all), and the prompt's."""
+class _DrawnBy:
+    """What only one endpoint's parameters say of a draw; see `SamplingParams`."""
 
     num_top: int | None
     of_prompt: bool = False
+    grammar: str = ""
 
 
 class RequestPreparer:
@@ -77,6 +89,7 @@ class RequestPreparer:
         self._wall_clock = wall_clock
         self._id_source = id_source
         self._unknown_fields = UnknownFieldLog()
+        self._grammars = GrammarCompiler(tokenizer.document, settings.vocab_size, settings.eos_token_ids)
         self._logprobs = LogprobWording(tokenizer.token_bytes)
 
     def check_model(self, name: str) -> None:
@@ -92,7 +105,7 @@ class RequestPreparer:
             ApiError: a value cannot be accepted.
             InvalidRequestError: prompt and output do not fit the context.
         """
-        refuse_unsupported(body, {"top_logprobs": (None,)})
+        refuse_unsupported(body, _CHAT_ONLY)
         try:
             fields = CompletionRequest.model_validate(body)
         except ValidationError as error:
@@ -109,8 +122,8 @@ class RequestPreparer:
         ]
         # To find the likeliest choices, their logprobs are needed, asked for or not.
         num_top = 0 if fields.logprobs is None and num_drawn > n else fields.logprobs
-        scores = _Scores(num_top, of_prompt=wants_logprobs and bool(fields.echo))
-        generation = replace(self._generation("cmpl-", fields, parts, scores), num_choices=num_drawn)
+        drawn_by = _DrawnBy(num_top, of_prompt=wants_logprobs and bool(fields.echo))
+        generation = replace(self._generation("cmpl-", fields, parts, drawn_by), num_choices=num_drawn)
         answers = CompletionAnswers(
             self._envelope(generation, fields),
             list(chain.from_iterable([echo] * n for echo in echoes)),
@@ -121,18 +134,17 @@ class RequestPreparer:
     async def chat(self, body: Mapping[str, object]) -> PreparedRequest:
         """POST /v1/chat/completions. Raises as `completion`."""
         refuse_unsupported(body, {"echo": (None, False), "best_of": (None, 1)})
-        _refuse_tool_messages(body.get("messages"))
         try:
             fields = ChatCompletionRequest.model_validate(body)
         except ValidationError as error:
             raise of_validation(error) from error
         self._check(fields)
-        messages = [
-            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
-            for message in fields.messages
-        ]
+        form = chat_form(fields)
+        if form.grammar:
+            await self._check_grammar(form)
         try:
-            text = self._tokenizer.render_chat(messages)
+            tools = [tool.model_dump(exclude_none=True) for tool in form.tools]
+            text = self._tokenizer.render_chat([_plain(message) for message in fields.messages], tools)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages") from error
         token_ids = await self._encode(text, add_special_tokens=False)
@@ -140,10 +152,12 @@ class RequestPreparer:
         max_tokens = fit_max_tokens(len(token_ids), requested, None, self._settings)
         if fields.top_logprobs and not fields.logprobs:
             raise ApiError(400, "top_logprobs is only allowed when logprobs is true", param="top_logprobs")
-        scores = _Scores(fields.top_logprobs or 0 if fields.logprobs else None)
+        drawn_by = _DrawnBy(fields.top_logprobs or 0 if fields.logprobs else None, grammar=form.grammar)
         parts = [PromptPart(tuple(token_ids), max_tokens)]
-        generation = self._generation("chatcmpl-", fields, parts, scores)
-        answers = ChatAnswers(self._envelope(generation, fields), self._logprobs if fields.logprobs else None)
+        generation = self._generation("chatcmpl-", fields, parts, drawn_by)
+        answers = ChatAnswers(
+            self._envelope(generation, fields), self._logprobs if fields.logprobs else None, form.tool_names
+        )
         return self._prepared(generation, answers, fields)
 
     # -- checks ------------------------------------------------------------------------------------
@@ -157,6 +171,12 @@ class RequestPreparer:
             raise ApiError(400, "stream_options is only allowed when stream is set", param="stream_options")
         self._check_vocabulary(fields.stop_token_ids or (), "stop_token_ids")
         self._check_vocabulary(tuple(fields.logit_bias), "logit_bias")
+
+    async def _check_grammar(self, form: ChatForm) -> None:
+        try:
+            await asyncio.to_thread(self._grammars.check, form.grammar)
+        except GrammarError as error:
+            raise ApiError(400, f"{form.param}: {error}", param=form.param) from error
 
     def _check_completion(self, fields: CompletionRequest) -> None:
         n, limit = fields.n or 1, self._config.max_choices
@@ -207,7 +227,7 @@ class RequestPreparer:
     # -- what to run -------------------------------------------------------------------------------
 
     def _generation(
-        self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart], scores: _Scores
+        self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart], drawn_by: _DrawnBy
     ) -> GenerationRequest:
         fewest = min(part.max_tokens for part in parts)
         if fields.min_tokens and fields.min_tokens > fewest:
@@ -217,7 +237,7 @@ class RequestPreparer:
             api_id=prefix + self._id_source(),
             prompts=tuple(parts),
             num_choices=fields.n or 1,
-            sampling=_sampling(fields, scores, self._settings.vocab_size),
+            sampling=_sampling(fields, drawn_by, self._settings.vocab_size),
             seed=None if fields.seed is None else fields.seed % 2**63,
             stop=StopParams(
                 max_tokens=0,
@@ -249,7 +269,24 @@ def _has_usage(fields: GenerationFields) -> bool:
     return bool(fields.stream and fields.stream_options and fields.stream_options.include_usage)
 
 
-def _sampling(fields: GenerationFields, scores: _Scores, vocab_size: int) -> SamplingParams:
+def _plain(message: ChatMessage) -> dict[str, object]:
+    """A message as templates read it: arguments are values, not text."""
+    plain: dict[str, object] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.content,
+    }
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": json.loads(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _sampling(fields: GenerationFields, drawn_by: _DrawnBy, vocab_size: int) -> SamplingParams:
     temperature = 1.0 if fields.temperature is None else fields.temperature
     top_p = 1.0 if fields.top_p is None else fields.top_p
     top_k = fields.top_k or 0
@@ -263,22 +300,13 @@ def _sampling(fields: GenerationFields, scores: _Scores, vocab_size: int) -> Sam
         top_k=top_k,
         top_p=top_p,
         min_p=fields.min_p or 0.0,
-        num_logprobs=scores.num_top,
-        wants_prompt_logprobs=scores.of_prompt,
+        num_logprobs=drawn_by.num_top,
+        wants_prompt_logprobs=drawn_by.of_prompt,
         penalties=Penalties(
             presence=fields.presence_penalty or 0.0,
             frequency=fields.frequency_penalty or 0.0,
             repetition=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
         ),
+        grammar=drawn_by.grammar,
         logit_bias=tuple(sorted(fields.logit_bias.items())),
     )
-
-
-def _refuse_tool_messages(messages: object) -> None:
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        if not isinstance(message, dict):
-            continue
-        for name in ("tool_calls", "function_call"):
-            if message.get(name):
-                param = f"messages[{index}].{name}"
-                raise ApiError(400, f"{param} is not supported by this server yet", param=param)

@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+
+from serving.api.tool_schema import MAX_TOOLS, EarlierCall, ResponseFormat, Tool, ToolChoice, read_tool_choice
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 1024
@@ -148,8 +150,16 @@ class CompletionRequest(GenerationFields):
 class ChatMessage(_Wire):
     """One message; `developer` is OpenAI's newer word for `system`."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_content)]
+    tool_calls: list[EarlierCall] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_need_no_content(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
+            return {**value, "content": ""}
+        return value
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -160,3 +170,7 @@ class ChatCompletionRequest(GenerationFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(read_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None

@@ -109,7 +109,9 @@ class EventStreamResponse(StreamingResponse):
             if (opening := self._answers.opening(delta)) is not None:
                 chunks.append(_event(opening))
         if delta.text or delta.scored or delta.finish_reason is not None:
-            chunks.append(_event(self._answers.chunk(delta)))
+            chunk = self._answers.chunk(delta)
+            if chunk is not None:
+                chunks.append(_event(chunk))
         return chunks
 
 

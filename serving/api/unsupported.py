@@ -16,12 +16,8 @@ _MAX_NAME_LENGTH = 80
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # OpenAI's
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "audio": (None,),
     "modalities": (None, ["text"]),

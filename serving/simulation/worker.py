@@ -157,7 +157,7 @@ class SimulatedWorker:
             engine=SimulatedEngine(settings.cost, self._spend, random, settings.faults.step_failure_share),
             agent=self.agent,
             batch_builder=BatchBuilder(
-                self.manager, [group.layer_group_id for group in geometry.layer_groups], DrawRules(())
+                self.manager, [group.layer_group_id for group in geometry.layer_groups], DrawRules((), None)
             ),
             stop_checker=StopChecker((), _no_stop_strings),
             outbox=Outbox(identity.name, identity.epoch, self),

@@ -28,6 +28,7 @@ from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
 from serving.engine.runner import Engine
 from serving.engine.weights import load_weights, resolve_dtype
+from serving.grammar import GrammarCompiler
 from serving.output_text import StopStringDetector
 from serving.tokenizer import Tokenizer
 from serving.workers.agent_thread import AgentThread
@@ -85,13 +86,17 @@ def build_worker(
     )
     (group,) = geometry.layer_groups
     pages = {group.layer_group_id: pool.pages(group, geometry.tokens_per_block, dtype)}
+    # A folder of bare weights (a device check) has no text to match stop strings in.
+    tokenizer = Tokenizer.load(plan.model_folder) if (plan.model_folder / TOKENIZER_FILE).is_file() else None
     parts = WorkerParts(
         manager=manager,
         scheduler=scheduler,
         engine=_make_engine(plan, model, dtype, pages),
         agent=agent,
-        batch_builder=BatchBuilder(manager, [group.layer_group_id], DrawRules(model.eos_token_ids)),
-        stop_checker=_make_stop_checker(plan.model_folder, model),
+        batch_builder=BatchBuilder(
+            manager, [group.layer_group_id], DrawRules(model.eos_token_ids, _make_grammars(tokenizer, model))
+        ),
+        stop_checker=_make_stop_checker(tokenizer, plan.model_folder, model),
         outbox=Outbox(identity.name, identity.epoch, sinks),
         staging=staging,
         wake=wake,
@@ -160,10 +165,13 @@ def _make_engine(
     return Engine(model, weights, pages, exact=plan.config.engine.exact)
 
 
-def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:
-    # A folder of bare weights (a device check) has no text to match stop strings in.
-    tokenizer = Tokenizer.load(model_folder) if (model_folder / TOKENIZER_FILE).is_file() else None
+def _make_grammars(tokenizer: Tokenizer | None, model: ModelConfig) -> GrammarCompiler | None:
+    if tokenizer is None:
+        return None
+    return GrammarCompiler(tokenizer.document, model.vocab_size, model.eos_token_ids)
 
+
+def _make_stop_checker(tokenizer: Tokenizer | None, model_folder: Path, model: ModelConfig) -> StopChecker:
     def make_detector(stop_strings: Sequence[str], min_tokens: int) -> StopStringDetector:
         if tokenizer is None:
             msg = f"{model_folder} has no {TOKENIZER_FILE}: stop strings cannot be matched"

@@ -36,6 +36,10 @@ class BatchBuilder:
         """The attempt has ended here."""
         self._rules.forget(attempt_id)
 
+    def fault(self, attempt_id: AttemptId) -> str | None:
+        """Why what this attempt drew last must not be used; None when it may."""
+        return self._rules.fault(attempt_id)
+
     def _rows(self, request: Request, start: int, num_tokens: int, *, draws: bool) -> SequenceRows:
         end = start + num_tokens
         return SequenceRows(

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler.request import Request
 from scheduler.spec import AttemptId
 from serving.engine.logit_rules import LogitRules, TokenIds
+from serving.grammar import GrammarCompiler, GrammarError, GrammarState
 
 
 class _TokenCounts:
@@ -46,9 +48,16 @@ class _TokenCounts:
 class DrawRules:
     """Rules of every attempt on one worker."""
 
-    def __init__(self, eos_token_ids: Collection[int]) -> None:
-        """`eos_token_ids`: the model's own."""
+    def __init__(self, eos_token_ids: Collection[int], grammars: GrammarCompiler | None) -> None:
+        """Args.
+
+        eos_token_ids: the model's own.
+        grammars: starts them; None where the model has no text.
+        """
         self._eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
+        self._states: dict[AttemptId, GrammarState] = {}
+        self._faults: dict[AttemptId, str] = {}
         self._counts: dict[AttemptId, _TokenCounts] = {}
 
     def next_draw(self, request: Request) -> LogitRules | None:
@@ -71,6 +80,7 @@ class DrawRules:
             generated_ids=generated_ids,
             generated_counts=generated_counts,
             bias_ids=_ids(token_id for token_id, _ in sampling.logit_bias),
+            allowed=self._allowed(request) if sampling.grammar else None,
             bias=np.array([bias for _, bias in sampling.logit_bias]) if sampling.logit_bias else None,
             forbidden_ids=_ids(forbidden),
         )
@@ -78,6 +88,28 @@ class DrawRules:
     def forget(self, attempt_id: AttemptId) -> None:
         """The attempt has ended here."""
         self._counts.pop(attempt_id, None)
+        self._states.pop(attempt_id, None)
+        self._faults.pop(attempt_id, None)
+
+    def fault(self, attempt_id: AttemptId) -> str | None:
+        """Why the attempt's grammar cannot go on: what was drawn last was drawn without it, and is no answer."""
+        return self._faults.get(attempt_id)
+
+    def _allowed(self, request: Request) -> npt.NDArray[np.bool_] | None:
+        """What the grammar lets follow; None when it cannot say, which ends this request and no other."""
+        generated = request.token_ids[len(request.spec.prompt_token_ids) :]
+        try:
+            state = self._states.get(request.attempt_id)
+            if state is None or state.num_read > len(generated):
+                if self._grammars is None:
+                    msg = "this model has no tokenizer, so its tokens follow no grammar"
+                    raise GrammarError(msg)
+                state = self._states[request.attempt_id] = self._grammars.start(request.spec.sampling.grammar)
+            state.read(generated[state.num_read :])
+            return state.allowed()
+        except GrammarError as error:
+            self._faults[request.attempt_id] = f"request {request.spec.uid}: {error}"
+            return None
 
     def _forbidden(self, request: Request) -> tuple[int, ...]:
         """Tokens that would end the request before it may end."""

@@ -285,7 +285,11 @@ class WorkerLoop:
         self._scores.take(output, result)
         completed = self._scheduler.complete(output, drawn, self._clock())
         now_s = self._clock()
+        faults = {}
         for request, position, token in completed.tokens:
+            if (fault := self._parts.batch_builder.fault(request.attempt_id)) is not None:
+                faults[request.attempt_id] = (request, fault)
+                continue
             self._phases.enter(request.attempt_id, "generation", now_s)
             durations = None
             if self._phases.is_first_token(request.attempt_id) or token.finish_reason is not None:
@@ -296,6 +300,10 @@ class WorkerLoop:
         for request, lease in completed.leases:
             self._context_side.hand_over(request, lease, now_s)
             self._forget(request.attempt_id)
+        for request, fault in faults.values():
+            self._scheduler.fail(request.attempt_id, now_s)
+            self._context_side.drop_lease(request.attempt_id, now_s)
+            self._fail(request, ErrorKind.INVALID, fault, retriable=False)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self._forget(request.attempt_id)

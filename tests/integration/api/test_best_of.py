@@ -16,7 +16,8 @@ async def test_the_likeliest_choices_of_each_prompt_are_returned(served: Serve) 
         unscored = await cluster.complete(prompts, n=2, best_of=4, **{**fields, "logprobs": None})
 
     def likelihood(choice: dict[str, Any]) -> float:
-        return sum(choice["logprobs"]["token_logprobs"])
+        total: float = sum(choice["logprobs"]["token_logprobs"])
+        return total
 
     expected = [
         choice["text"]
