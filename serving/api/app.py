@@ -20,6 +20,7 @@ from serving.api.access import ApiKeyMiddleware
 from serving.api.cockpit import CockpitEndpoints
 from serving.api.errors import RETRY_AFTER_S, ApiError, internal_error, of_failure
 from serving.api.generation import GenerationEndpoints
+from serving.api.openapi import describe
 from serving.api.prepare import RequestPreparer
 from serving.api.request_id import RequestIdMiddleware
 from serving.frontend import Frontend
@@ -74,6 +75,7 @@ def create_app(
         ("GET", "/version"): status.version,
         ("GET", "/requests/{api_id}"): status.request_timeline,
         ("GET", "/cluster/state"): status.cluster_state,
+        ("GET", "/openapi.json"): status.description,
         ("GET", "/metrics"): cockpit.metrics,
         ("GET", "/dashboard"): cockpit.dashboard,
         ("GET", "/dashboard/events"): cockpit.events,
@@ -112,6 +114,7 @@ class StatusEndpoints:
         self._frontend = frontend
         self._preparer = preparer
         self._version = version
+        self._description = describe(model, version)
         self._card: dict[str, object] = {
             "id": model,
             "object": "model",
@@ -140,6 +143,10 @@ class StatusEndpoints:
     async def version(self, request: Request) -> Response:
         """GET /version."""
         return JSONResponse({"version": self._version})
+
+    async def description(self, request: Request) -> Response:
+        """GET /openapi.json: this API in OpenAPI's words."""
+        return JSONResponse(self._description)
 
     async def request_timeline(self, request: Request) -> Response:
         """GET /requests/{id}: where the time of a running or recent request went."""

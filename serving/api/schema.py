@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic.json_schema import WithJsonSchema
 
 from serving.api.tool_schema import MAX_TOOLS, EarlierCall, ResponseFormat, Tool, ToolChoice, read_tool_choice
 
@@ -20,6 +21,37 @@ MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 MAX_REPETITION_PENALTY = 1000.0
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
+
+_TEXT: dict[str, object] = {"type": "string", "minLength": 1}
+_TOKENS: dict[str, object] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_JSON = WithJsonSchema(
+    {
+        "anyOf": [
+            _TEXT,
+            {"type": "array", "items": _TEXT, "minItems": 1},
+            _TOKENS,
+            {"type": "array", "items": _TOKENS, "minItems": 1},
+        ]
+    }
+)
+_STOP_TEXT: dict[str, object] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_STOP_JSON = WithJsonSchema(
+    {"anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]}
+)
+_BIAS_JSON = WithJsonSchema(
+    {
+        "type": ["object", "null"],
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": MAX_BIASED_TOKENS,
+    }
+)
+_PART: dict[str, object] = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT_JSON = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]})
 
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Prompt = str | list[int]
@@ -114,13 +146,13 @@ class GenerationFields(_Wire):
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Annotated[list[str], BeforeValidator(_stop_strings)] = []
+    stop: Annotated[list[str], BeforeValidator(_stop_strings), _STOP_JSON] = []
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
-    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_logit_bias)] = {}
+    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_logit_bias), _BIAS_JSON] = {}
     # extensions
     repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY, allow_inf_nan=False)
     min_tokens: int | None = Field(None, ge=0)
@@ -140,7 +172,7 @@ class GenerationFields(_Wire):
 class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    prompt: Annotated[list[Prompt], BeforeValidator(_prompts), _PROMPT_JSON]
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -151,7 +183,7 @@ class ChatMessage(_Wire):
     """One message; `developer` is OpenAI's newer word for `system`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content), _CONTENT_JSON]
     tool_calls: list[EarlierCall] | None = None
 
     @model_validator(mode="before")
