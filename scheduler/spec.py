@@ -41,11 +41,20 @@ class Penalties:
         presence: once for a token that was generated.
         frequency: for each time that a token was generated.
         repetition: divides the logit of a token of prompt or output (a negative one is multiplied); 1 is none.
+
+    Raises:
+        ValueError: a penalty could make a logit infinite, which would end its neighbours' step as well.
     """
 
     presence: float = 0.0
     frequency: float = 0.0
     repetition: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        if not (abs(self.presence) <= 100 and abs(self.frequency) <= 100 and 1e-3 <= self.repetition <= 1e3):
+            msg = f"{self} is out of range"
+            raise ValueError(msg)
 
     @property
     def is_neutral(self) -> bool:
@@ -122,6 +131,7 @@ class RequestSpec:
         sampling: how tokens are drawn.
         stop: when it ends.
         priority: higher first.
+        is_continuation: the door submits it again; it was admitted before.
         reuse_scope: KV blocks are shared only within one scope.
     """
 
@@ -133,3 +143,4 @@ class RequestSpec:
     accepted_token_ids: tuple[int, ...] = ()
     priority: int = 0
     reuse_scope: str = ""
+    is_continuation: bool = False

@@ -19,7 +19,8 @@ MAX_STOP_TOKENS = 64
 MAX_TOP_LOGPROBS = 20
 
 MAX_BIASED_TOKENS = 1024
-MAX_REPETITION_PENALTY = 1000.0
+MAX_REPETITION_PENALTY = 100.0
+"""And its reciprocal the least: logits that these divide or multiply stay finite."""
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 _TEXT: dict[str, object] = {"type": "string", "minLength": 1}
@@ -154,7 +155,9 @@ class GenerationFields(_Wire):
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     logit_bias: Annotated[dict[int, Bias], BeforeValidator(_logit_bias), _BIAS_JSON] = {}
     # extensions
-    repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(
+        None, ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY, allow_inf_nan=False
+    )
     min_tokens: int | None = Field(None, ge=0)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)

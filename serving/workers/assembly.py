@@ -100,6 +100,7 @@ def build_worker(
         outbox=Outbox(identity.name, identity.epoch, sinks),
         staging=staging,
         wake=wake,
+        self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
     )
     loop = WorkerLoop(identity, parts, clock)
     return Worker(
@@ -107,7 +108,6 @@ def build_worker(
         loop,
         AgentThread(loop, agent, sinks, config.transfer.heartbeat_s, clock),
         manager=manager,
-        self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
         on_close=lambda: _close(manager, tiers, pool_path),
     )
 

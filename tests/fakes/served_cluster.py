@@ -13,7 +13,7 @@ import httpx
 
 from configs import DeploymentConfig, ServerConfig, load_deployment
 from scheduler.messages import DoorNotice, ErrorKind, SubmitReply
-from scheduler.spec import DoorName, RequestSpec, RequestUid
+from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from serving.api.app import create_app
 from serving.engine.model_folder import load_model_config
 from serving.frontend import Frontend
@@ -159,7 +159,7 @@ async def _pump(served: ServedCluster) -> None:
 def _lose_everything(served: ServedCluster) -> None:
     """Every attempt ends as if its worker had died."""
     cluster = served.deployment.cluster
-    uids = [spec.uid for spec in served.frontend.open_specs()]
+    uids = [spec.uid for spec in served.frontend.claim(Term(0))]
     cluster.cancel(DOOR, uids)
     while cluster.pump():
         served.frontend.on_notices(cluster.take_notices())

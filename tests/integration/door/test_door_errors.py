@@ -85,6 +85,8 @@ async def assert_lives(door: Door) -> None:
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias[5]"),

@@ -48,7 +48,7 @@ async def _fuzz(folder: Path, seed: int, num_bodies: int) -> None:
             path = chooser.choice(["/v1/completions", "/v1/chat/completions"])
             body = _body(chooser, path)
             headers = {name: chooser.choice(["", "a", "*/*", "identity", "é"]) for name in chooser.sample(_HEADERS, 2)}
-            encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+            encoded = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
             answer = await door.client.post(path, content=body, headers=encoded)
             told = f"seed {seed}, body {number}: {body[:300]!r} -> {answer.text[:300]}"
             assert answer.status_code < 500, told
