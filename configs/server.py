@@ -17,6 +17,9 @@ class ServerConfig(Section):
         max_choices: largest n.
         max_prompts: prompts in one completion request.
         kept_timelines: finished requests that GET /requests/{id} remembers.
+        api_keys: one of them must come with every request but those for health and metrics; none: open to all.
+        cors_origins: web pages of these origins may call the API from a browser; `*` is every one.
+        drain_timeout_s: how long open requests may go on when the server is told to end.
     """
 
     host: str = "127.0.0.1"
@@ -26,10 +29,17 @@ class ServerConfig(Section):
     max_choices: int = 16
     max_prompts: int = 64
     kept_timelines: int = 2048
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse bad values."""
         self.require_positive("max_body_bytes", "max_choices", "max_prompts", "kept_timelines")
+        self.require_not_negative("drain_timeout_s")
+        if not all(self.api_keys):
+            msg = "api_keys has an empty key"
+            raise ValueError(msg)
         if not 0 <= self.port <= _MAX_PORT:
             msg = f"port={self.port} is not between 0 and {_MAX_PORT}"
             raise ValueError(msg)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from manager import Epoch, LeaseId, ManagerStats, WorkerName
-from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term
+from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term, TokenLogprobs
 
 
 class WorkerRole(StrEnum):
@@ -331,6 +331,8 @@ class TokenEvent:
         token_id: the token.
         finish_reason: set on the last one.
         durations: on the first token of each worker, and on the last one.
+        logprobs: of this token, when asked for.
+        prompt_logprobs: of the prompt's tokens from the second on, with token 0, when asked for.
     """
 
     uid: RequestUid
@@ -339,6 +341,8 @@ class TokenEvent:
     token_id: int
     finish_reason: FinishReason | None = None
     durations: PhaseDurations | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,13 @@ class Request:
 
     @property
     def reuse_scope(self) -> ReuseScope:
-        """Blocks are shared only inside it."""
+        """Blocks are shared only inside it.
+
+        Logprobs of a prompt need every position's logits, and a block found in the cache has none: such an
+        attempt computes its whole prompt, alone.
+        """
+        if self.wants_prompt_logprobs:
+            return ReuseScope(self.attempt_id)
         return ReuseScope(self.spec.reuse_scope)
 
     @property
@@ -88,6 +94,11 @@ class Request:
     def priority(self) -> int:
         """The request's own."""
         return self.spec.priority
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether this attempt reports its prompt's logprobs; a resumed one's client has them already."""
+        return self.spec.sampling.wants_prompt_logprobs and not self.spec.accepted_token_ids
 
     # -- tokens and state --------------------------------------------------------------------------
 

@@ -21,6 +21,48 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model held one token, by its unchanged logits (temperature 1, nothing filtered or added).
+
+    Attributes:
+        logprob: natural logarithm of the token's probability.
+        top: (token id, logprob) of the best tokens, best first, lower id first on ties.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What a token's earlier appearances cost it. Tokens of earlier attempts count as generated (C9).
+
+    Attributes:
+        presence: once for a token that was generated.
+        frequency: for each time that a token was generated.
+        repetition: divides the logit of a token of prompt or output (a negative one is multiplied); 1 is none.
+
+    Raises:
+        ValueError: a penalty could make a logit infinite, which would end its neighbours' step as well.
+    """
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse bad values."""
+        if not (abs(self.presence) <= 100 and abs(self.frequency) <= 100 and 1e-3 <= self.repetition <= 1e3):
+            msg = f"{self} is out of range"
+            raise ValueError(msg)
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether they change nothing."""
+        return self.presence == self.frequency == 0.0 and self.repetition == 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn (E2).
 
@@ -29,8 +71,13 @@ class SamplingParams:
         top_k: keep the k best; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it; 1 keeps all.
         min_p: drop tokens below this share of the best one's probability; 0 drops none.
+        penalties: applied to the logits first.
+        logit_bias: (token id, what is added to its logit), each token once.
+        grammar: what the generated tokens must follow, in the notation of `serving.grammar`; empty is free.
         seed: key of the noise; drawn by the door when the client gave none, then kept for ever.
         choice: index of the choice; part of the noise's key, so that n choices differ.
+        num_logprobs: best tokens to report beside each drawn one; None reports no logprobs at all.
+        wants_prompt_logprobs: the prompt's own tokens are reported as well, with the first drawn token.
     """
 
     temperature: float = 1.0
@@ -39,6 +86,16 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     choice: int = 0
+    num_logprobs: int | None = None
+    wants_prompt_logprobs: bool = False
+    penalties: Penalties = Penalties()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
+
+    @property
+    def has_plain_logits(self) -> bool:
+        """Whether tokens are drawn from the model's own logits."""
+        return self.penalties.is_neutral and not self.logit_bias and not self.grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +107,15 @@ class StopParams:
         stop_strings: texts that end it; matched by the worker that samples (C9).
         stop_token_ids: tokens that end it, beside the model's end-of-sequence tokens.
         ignore_eos: the model's end-of-sequence tokens do not end it.
+        min_tokens: generated tokens before anything but `max_tokens` may end it; tokens that would are not
+            drawn, and stop strings that they complete do not count.
     """
 
     max_tokens: int
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,14 +116,16 @@ def _serve(arguments: argparse.Namespace) -> int:
         port = cluster.start()
     except StartError as error:
         return _fail(str(error))
-    stopped = threading.Event()
-    _on_signals(lambda _: stopped.set())
+    stopped, hurried = threading.Event(), threading.Event()
+    # The first signal lets open requests end, the second one does not wait for them.
+    _on_signals(lambda _: (hurried if stopped.is_set() else stopped).set())
     try:
         _print_ready(config, model_folder, port, as_json=arguments.json)
         while not stopped.wait(_WATCH_INTERVAL_S):
             reason = cluster.watch()
             if reason is not None:
                 return _fail(reason)
+        cluster.drain(hurried.is_set)
     finally:
         cluster.stop()
     return 0

@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from serving.workers.worker_plan import WorkerPlan, worker_names
 
 _log = logging.getLogger("pdserve.cluster")
 _DOOR_NAME = "door-0"
+_DRAIN_LOOK_S = 0.2
 _STOP_TIMEOUT_S = 10.0
 _RECORD_EVERY_S = 1.0
 
@@ -139,6 +141,16 @@ class Cluster:
         return self._supervisor.watch()
 
     # -- stop --------------------------------------------------------------------------------------
+
+    def drain(self, is_hurried: Callable[[], bool]) -> None:
+        """Let open requests end while new ones are refused; workers are looked after meanwhile.
+
+        Returns when they have ended, after `server.drain_timeout_s`, or once `is_hurried`.
+        """
+        draining = self._door.drain.remote()
+        while not is_hurried() and not ray.wait([draining], timeout=_DRAIN_LOOK_S)[0]:
+            if self.watch() is not None:
+                return
 
     def stop(self) -> None:
         """End everything that was started, and remove its files; may be called twice."""

@@ -73,6 +73,7 @@ class Frontend:
         self._counters: Counter[str] = Counter()
         self._term = Term(0)
         self._is_draining = False
+        self._num_unanswered = 0
         self._is_closed = False
         self._scheduler = SchedulerClient(
             endpoint,
@@ -196,6 +197,11 @@ class Frontend:
         """Choices that still wait for tokens."""
         return len(self._choices)
 
+    @property
+    def num_unanswered(self) -> int:
+        """Requests whose answers are not complete yet."""
+        return self._num_unanswered
+
     def start_draining(self) -> None:
         """Refuse new requests; open ones go on."""
         self._is_draining = True
@@ -221,6 +227,7 @@ class Frontend:
         for choice in opened.choices:
             if choice.is_open:
                 self._choices[choice.uid] = choice
+        self._num_unanswered += 1
         self._timelines.open(opened.timeline())
         self._counters["requests"] += 1
         self._keep_sweeping()
@@ -231,16 +238,24 @@ class Frontend:
 
     def _open_choice(self, opened: OpenRequest, request: GenerationRequest, seed: int, index: int) -> OpenChoice:
         prompt = request.prompts[index // request.num_choices]
+        # To score a prompt is to compute it, and a computed prompt draws a token.
+        is_scored_only = prompt.max_tokens == 0 and request.sampling.wants_prompt_logprobs
         spec = RequestSpec(
             uid=RequestUid(f"{request.api_id}/{index}"),
             door=self._door,
             prompt_token_ids=prompt.token_ids,
             sampling=replace(request.sampling, seed=seed, choice=index % request.num_choices),
-            stop=replace(request.stop, max_tokens=prompt.max_tokens),
+            stop=replace(request.stop, max_tokens=1 if is_scored_only else prompt.max_tokens),
             priority=request.priority,
         )
-        text = OutputText(self.tokenizer.token_bytes, spec.stop.stop_strings, includes_stop=request.includes_stop_text)
-        stream = ChoiceStream(spec, index, text, frozenset(self.settings.eos_token_ids))
+        text = OutputText(
+            self.tokenizer.token_bytes,
+            spec.stop.stop_strings,
+            includes_stop=request.includes_stop_text,
+            min_tokens=spec.stop.min_tokens,
+        )
+        eos_token_ids = frozenset(self.settings.eos_token_ids)
+        stream = ChoiceStream(spec, index, text, eos_token_ids, keeps_output=not is_scored_only)
         timeline = ChoiceTimeline(spec.uid, index, len(prompt.token_ids), self._clock())
         choice = OpenChoice(opened, stream, timeline)
         if stream.is_finished:
@@ -307,6 +322,7 @@ class Frontend:
 
     def _on_close(self, opened: OpenRequest) -> None:
         """Nobody reads it any more."""
+        self._num_unanswered -= 1
         unwanted = [choice for choice in opened.choices if choice.is_open]
         for choice in unwanted:
             self._end_choice(choice, StreamState.CANCELLED)

@@ -110,6 +110,7 @@ class GenerationRequest:
         sampling: `seed` and `choice` in it are ignored.
         seed: the client's, or None: the door draws one.
         stop: `max_tokens` in it is ignored.
+            A prompt of 0 `max_tokens` whose logprobs are wanted is computed, and what it draws is dropped.
         includes_stop_text: the stop string stays part of the text.
         priority: higher first.
     """

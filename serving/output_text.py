@@ -59,11 +59,15 @@ class _StopString:
             self._fallback[i] = length
 
     def step(self, character: str) -> bool:
-        """Read one character; True when it completes the string. Not called again after that."""
+        """Read one character; True when it completes the string. Then only `go_on` may be called next."""
         while self.matched and character != self.text[self.matched]:
             self.matched = self._fallback[self.matched - 1]
         self.matched += character == self.text[self.matched]
         return self.matched == len(self.text)
+
+    def go_on(self) -> None:
+        """The string is complete and does not count: look for the next one, which may overlap it."""
+        self.matched = self._fallback[-1]
 
 
 class StopMatcher:
@@ -86,8 +90,13 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """The characters that are certain to be part of the text."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """The characters that are certain to be part of the text.
+
+        Args:
+            text: what comes next.
+            may_stop: a stop string that ends in `text` counts.
+        """
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -96,9 +105,12 @@ class StopMatcher:
         #                      ^ len(buffer) - longest partial match
         buffer = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            complete = [stop.text for stop in self._stops if stop.step(character)]
-            if complete:
-                self.matched = max(complete, key=len)
+            complete = [stop for stop in self._stops if stop.step(character)]
+            if complete and not may_stop:
+                for stop in complete:
+                    stop.go_on()
+            elif complete:
+                self.matched = max((stop.text for stop in complete), key=len)
                 self._held = ""
                 return buffer[: end if self._includes_stop else end - len(self.matched)]
         cut = len(buffer) - max(stop.matched for stop in self._stops)
@@ -112,24 +124,41 @@ class StopMatcher:
 
 
 class OutputText:
-    """The text of one generated stream."""
+    """The text of one generated stream.
 
-    __slots__ = ("_decoder", "_matcher")
+    Attributes:
+        num_decoded: characters that the tokens so far have completed, held back or not.
+    """
+
+    __slots__ = ("_decoder", "_matcher", "_min_tokens", "num_decoded")
 
     def __init__(
-        self, token_bytes: TokenBytes, stop_strings: Sequence[str] = (), *, includes_stop: bool = False
+        self,
+        token_bytes: TokenBytes,
+        stop_strings: Sequence[str] = (),
+        *,
+        includes_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
-        """Args: see StopMatcher."""
+        """Args: see StopMatcher; stop strings that the first `min_tokens` tokens complete do not count."""
         self._decoder = IncrementalDecoder(token_bytes)
         self._matcher = StopMatcher(stop_strings, includes_stop=includes_stop)
+        self._min_tokens = min_tokens
+        self.num_decoded = 0
 
     def push(self, token_id: int) -> str:
         """Add a token; returns the text that it makes certain."""
-        return self._matcher.push(self._decoder.push(token_id))
+        text = self._decoder.push(token_id)
+        self.num_decoded += len(text)
+        if self._min_tokens:
+            self._min_tokens -= 1
+            return self._matcher.push(text, may_stop=False)
+        return self._matcher.push(text)
 
     def finish(self) -> str:
         """The stream has ended: the rest of the text. Call once."""
-        return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+        rest = self._decoder.finish()
+        return self._matcher.push(rest, may_stop=not self._min_tokens) + self._matcher.finish()
 
     @property
     def is_stopped(self) -> bool:
@@ -142,9 +171,9 @@ class StopStringDetector:
 
     __slots__ = ("_text",)
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str], min_tokens: int = 0) -> None:
         """Start at the first generated token; a resubmitted stream's accepted tokens are pushed first."""
-        self._text = OutputText(tokenizer.token_bytes, stop_strings)
+        self._text = OutputText(tokenizer.token_bytes, stop_strings, min_tokens=min_tokens)
 
     def push(self, token_id: int) -> bool:
         """Add a token; True once a stop string is complete. Stop tokens themselves are not pushed."""

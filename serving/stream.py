@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from scheduler.messages import TokenEvent
-from scheduler.spec import AttemptId, FinishReason, RequestSpec
+from scheduler.spec import AttemptId, FinishReason, RequestSpec, TokenLogprobs
 from serving.output_text import OutputText
 
 
@@ -28,12 +28,32 @@ class Arrival(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its likelihood.
+
+    Attributes:
+        text_offset: characters of the generated text before it.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What a stream gained since the last look: text, and the end when it was reached."""
+    """What a stream gained since the last look: text, and the end when it was reached.
+
+    Attributes:
+        scored: its tokens, where logprobs were asked for.
+        prompt_logprobs: of the prompt's tokens from the second on; in the first delta, where asked for.
+    """
 
     index: int
     text: str
     finish_reason: FinishReason | None
+    scored: tuple[ScoredToken, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class ChoiceStream:
@@ -53,6 +73,9 @@ class ChoiceStream:
         "_eos_token_ids",
         "_given_up",
         "_is_news",
+        "_keeps_output",
+        "_prompt_logprobs",
+        "_scored",
         "_text",
         "_unread",
         "finish_reason",
@@ -62,8 +85,20 @@ class ChoiceStream:
         "token_ids",
     )
 
-    def __init__(self, spec: RequestSpec, index: int, text: OutputText, eos_token_ids: frozenset[int]) -> None:
-        """Start before the first token. A stream of no tokens at all is finished at once."""
+    def __init__(
+        self,
+        spec: RequestSpec,
+        index: int,
+        text: OutputText,
+        eos_token_ids: frozenset[int],
+        *,
+        keeps_output: bool = True,
+    ) -> None:
+        """Start before the first token. A stream of no tokens at all is finished at once.
+
+        Without `keeps_output` only what comes along with the first token is wanted: it ends the stream and is
+        neither text nor counted.
+        """
         self.spec = spec
         self.index = index
         self.token_ids: list[int] = []
@@ -75,6 +110,9 @@ class ChoiceStream:
         self._attempts: set[AttemptId] = set()
         self._given_up: set[AttemptId] = set()
         self._unread: list[str] = []
+        self._scored: list[ScoredToken] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self._keeps_output = keeps_output
         self._is_news = self.is_finished
 
     @property
@@ -111,9 +149,13 @@ class ChoiceStream:
         if not self._is_news:
             return None
         self._is_news = False
-        text = "".join(self._unread)
+        delta = ChoiceDelta(
+            self.index, "".join(self._unread), self.finish_reason, tuple(self._scored), self._prompt_logprobs
+        )
         self._unread.clear()
-        return ChoiceDelta(self.index, text, self.finish_reason)
+        self._scored.clear()
+        self._prompt_logprobs = None
+        return delta
 
     def continuation(self) -> RequestSpec:
         """The same request, to be continued after the accepted tokens by a new attempt."""
@@ -129,8 +171,16 @@ class ChoiceStream:
         self._given_up |= self._attempts
 
     def _accept(self, event: TokenEvent) -> None:
-        self.token_ids.append(event.token_id)
         self._is_news = True
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = event.prompt_logprobs
+        if not self._keeps_output:
+            self.finish_reason = FinishReason.LENGTH
+            self.is_confirmed_end = event.finish_reason is not None and event.attempt_id not in self._given_up
+            return
+        self.token_ids.append(event.token_id)
+        if event.logprobs is not None:
+            self._scored.append(ScoredToken(event.token_id, event.logprobs, self._text.num_decoded))
         if not self._is_stop_token(event):
             self._unread.append(self._text.push(event.token_id))
         reason = event.finish_reason

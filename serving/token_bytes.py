@@ -63,13 +63,17 @@ class TokenBytes:
             return b""
         return self._pieces.get(token_id, b"")
 
+    def verbatim_piece(self, token_id: int) -> bytes:
+        """Bytes of a token as it is written, special or not; empty for ids without a token."""
+        return self._pieces.get(token_id, b"")
+
     def text(self, token_ids: Sequence[int]) -> str:
         """A whole text, special tokens left out and invalid UTF-8 replaced."""
         return self._to_text(b"".join(map(self.piece, token_ids)))
 
     def verbatim_text(self, token_ids: Sequence[int]) -> str:
         """A whole text with its special tokens written out."""
-        return self._to_text(b"".join(self._pieces.get(token_id, b"") for token_id in token_ids))
+        return self._to_text(b"".join(self.verbatim_piece(token_id) for token_id in token_ids))
 
     def _to_text(self, raw: bytes) -> str:
         text = raw.decode("utf-8", errors="replace")

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from serving.chat_template import ChatTemplate, ChatTemplateError
 from serving.token_bytes import TokenBytes
+from serving.tools import messages_with_tools
 
 _SPECIAL_TOKEN_NAMES = (
     "bos_token",
@@ -99,8 +100,17 @@ class Tokenizer:
         """Whether the model can chat."""
         return self._chat_template is not None
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    @property
+    def document(self) -> str:
+        """The `tokenizer.json` of this tokenizer."""
+        return self._backend.to_str()
+
+    def render_chat(self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()) -> str:
         """The prompt text of a conversation, ready for the assistant's turn.
+
+        Args:
+            messages: role, content, and the tool calls of earlier answers.
+            tools: OpenAI's definitions; written into the messages where the template knows none.
 
         Raises:
             ChatTemplateError: there is no template, or it refuses the messages.
@@ -108,9 +118,11 @@ class Tokenizer:
         if self._chat_template is None:
             msg = "the model has no chat template"
             raise ChatTemplateError(msg)
-        return self._chat_template.render(messages)
+        if self._chat_template.knows_tools:
+            return self._chat_template.render(messages, tools)
+        return self._chat_template.render(messages_with_tools(messages, tools))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Token ids of a conversation. The template writes the special tokens itself. Raises ChatTemplateError."""
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 

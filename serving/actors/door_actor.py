@@ -117,6 +117,10 @@ class DoorActor:
         with contextlib.suppress(PeerError):
             self._directory.find(CENTRAL_NAME).claim.remote(self._name, specs)
 
+    async def drain(self) -> bool:
+        """Refuse new requests; returns once open ones have ended, or False when they did not in time."""
+        return self._server is None or await self._server.drain()
+
     async def stop(self) -> None:
         """Stop listening and end open streams."""
         if self._server is not None:

@@ -11,13 +11,16 @@ from uuid import uuid4
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from configs import ServerConfig
+from serving.api.access import ApiKeyMiddleware
 from serving.api.cockpit import CockpitEndpoints
 from serving.api.errors import RETRY_AFTER_S, ApiError, internal_error, of_failure
 from serving.api.generation import GenerationEndpoints
+from serving.api.openapi import describe
 from serving.api.prepare import RequestPreparer
 from serving.api.request_id import RequestIdMiddleware
 from serving.frontend import Frontend
@@ -68,9 +71,11 @@ def create_app(
         ("GET", "/v1/models"): status.models,
         ("GET", "/v1/models/{name:path}"): status.model,
         ("GET", "/health"): status.health,
+        ("GET", "/ready"): status.health,
         ("GET", "/version"): status.version,
         ("GET", "/requests/{api_id}"): status.request_timeline,
         ("GET", "/cluster/state"): status.cluster_state,
+        ("GET", "/openapi.json"): status.description,
         ("GET", "/metrics"): cockpit.metrics,
         ("GET", "/dashboard"): cockpit.dashboard,
         ("GET", "/dashboard/events"): cockpit.events,
@@ -78,6 +83,16 @@ def create_app(
     for (method, path), handler in routes.items():
         app.add_route(path, _guarded(handler), methods=[method], include_in_schema=False)
     app.add_exception_handler(HTTPException, _on_http_error)
+    # The last one added is the outermost: a refused request has an id, and a preflight needs no key.
+    app.add_middleware(ApiKeyMiddleware, keys=config.api_keys)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     app.add_middleware(RequestIdMiddleware, id_source=id_source)
     return app
 
@@ -99,6 +114,7 @@ class StatusEndpoints:
         self._frontend = frontend
         self._preparer = preparer
         self._version = version
+        self._description = describe(model, version)
         self._card: dict[str, object] = {
             "id": model,
             "object": "model",
@@ -117,7 +133,7 @@ class StatusEndpoints:
         return JSONResponse(self._card)
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 only when a request sent now can make progress (I11)."""
+        """GET /health and /ready: 200 only when a request sent now can make progress (I11)."""
         is_healthy, reason = await self._frontend.health()
         if is_healthy:
             return JSONResponse({"status": "ok"})
@@ -127,6 +143,10 @@ class StatusEndpoints:
     async def version(self, request: Request) -> Response:
         """GET /version."""
         return JSONResponse({"version": self._version})
+
+    async def description(self, request: Request) -> Response:
+        """GET /openapi.json: this API in OpenAPI's words."""
+        return JSONResponse(self._description)
 
     async def request_timeline(self, request: Request) -> Response:
         """GET /requests/{id}: where the time of a running or recent request went."""

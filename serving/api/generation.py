@@ -1,12 +1,14 @@
 """The two generating endpoints: prepare, run, answer; and give up when the client leaves."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serving.api.answers import FinishedChoice, Json
+from serving.api.best_of import likeliest
 from serving.api.body import read_json_object
 from serving.api.disconnect import ClientDisconnectedError, until_disconnect
 from serving.api.errors import of_failure, of_invalid
@@ -14,6 +16,7 @@ from serving.api.prepare import PreparedRequest, RequestPreparer
 from serving.api.streaming import EventStreamResponse, StartedStream, start_stream
 from serving.frontend import Frontend
 from serving.generation_request import InvalidRequestError, RequestFailedError
+from serving.stream import ChoiceDelta
 
 _log = logging.getLogger(__name__)
 _CLIENT_CLOSED_REQUEST = 499
@@ -66,14 +69,23 @@ class GenerationEndpoints:
     async def _run(self, prepared: PreparedRequest) -> Json:
         opened = await self._frontend.submit(prepared.generation)
         try:
-            texts: list[list[str]] = [[] for _ in opened.choices]
+            deltas: list[list[ChoiceDelta]] = [[] for _ in opened.choices]
             async for delta in opened.deltas():
-                texts[delta.index].append(delta.text)
-            finished = [
-                FinishedChoice("".join(text), choice.stream.finish_reason)
-                for text, choice in zip(texts, opened.choices, strict=True)
-                if choice.stream.finish_reason is not None
-            ]
-            return prepared.answers.whole(finished, opened.usage())
+                deltas[delta.index].append(delta)
+            choices = [_joined(parts) for parts in deltas]
+            wanted = likeliest(choices, prepared.generation.num_choices, prepared.num_wanted)
+            return prepared.answers.whole(wanted, opened.usage())
         finally:
             opened.close()
+
+
+def _joined(parts: Sequence[ChoiceDelta]) -> FinishedChoice:
+    """All of a finished choice's deltas as one."""
+    reason = parts[-1].finish_reason
+    assert reason is not None, "a finished choice's last delta has its reason"
+    return FinishedChoice(
+        text="".join(part.text for part in parts),
+        finish_reason=reason,
+        scored=tuple(chain.from_iterable(part.scored for part in parts)),
+        prompt_logprobs=parts[0].prompt_logprobs,
+    )

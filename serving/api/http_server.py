@@ -23,6 +23,7 @@ from serving.tokenizer import Tokenizer
 _BACKLOG = 2048
 _MAX_SEED = 1 << 63
 _GRACE_S = 2  # for open connections when the server stops
+_DRAIN_POLL_S = 0.02
 _OVER_DEADLINE_S = 30.0  # the central scheduler's own deadline fires first
 
 
@@ -76,6 +77,7 @@ class DoorServer:
             seed_source=lambda: secrets.randbelow(_MAX_SEED),
         )
         app = create_app(self.frontend, config.server, name, version("pdserve"))
+        self._drain_timeout_s = config.server.drain_timeout_s
         self._address = (config.server.host, config.server.port)
         self._server = _EmbeddedServer(
             uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, server_header=False)
@@ -97,6 +99,21 @@ class DoorServer:
             await asyncio.sleep(0.01)
         bound_port: int = listener.getsockname()[1]
         return bound_port
+
+    async def drain(self) -> bool:
+        """Refuse new requests (503 with Retry-After) and let open ones end, answers included.
+
+        Returns:
+            Whether all ended within `drain_timeout_s`. `stop` afterwards ends the rest.
+        """
+        self.frontend.start_draining()
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                while self.frontend.num_unanswered:  # noqa: ASYNC110 -- once in a life, and it has no event
+                    await asyncio.sleep(_DRAIN_POLL_S)
+        except TimeoutError:
+            return False
+        return True
 
     async def stop(self) -> None:
         """Close open streams and stop listening; may be called twice."""

@@ -1,20 +1,24 @@
 """From a request body to a `GenerationRequest`: the checks that need the model, and the defaults."""
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from pydantic import ValidationError
 
 from configs import ServerConfig
-from scheduler.spec import SamplingParams, StopParams
+from scheduler.spec import Penalties, SamplingParams, StopParams
 from serving.api.answers import AnswerFormat, ChatAnswers, CompletionAnswers, Envelope
+from serving.api.chat_form import ChatForm, chat_form
 from serving.api.errors import ApiError, of_validation
-from serving.api.schema import ChatCompletionRequest, CompletionRequest, GenerationFields, Prompt
+from serving.api.logprobs import Echo, LogprobWording, make_echo
+from serving.api.schema import ChatCompletionRequest, ChatMessage, CompletionRequest, GenerationFields, Prompt
 from serving.api.unsupported import UnknownFieldLog, refuse_unsupported
 from serving.chat_template import ChatTemplateError
 from serving.generation_request import DoorSettings, GenerationRequest, PromptPart, fit_max_tokens, prompt_too_long
+from serving.grammar import GrammarCompiler, GrammarError
 from serving.tokenizer import Tokenizer
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -23,15 +27,37 @@ _GREEDY_BELOW = 1e-6
 _THREAD_ABOVE_CHARACTERS = 16_384
 """Longer texts are tokenized beside the event loop: they take longer than a step between two tokens."""
 
+_CHAT_ONLY: Mapping[str, tuple[object, ...]] = {
+    "top_logprobs": (None,),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+}
+"""Refused by the other endpoint, unless neutral."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What to run, and how to word the answer."""
+    """What to run, and how to word the answer.
+
+    Attributes:
+        num_wanted: choices of each prompt in the answer; the likeliest of those that run (`best_of`).
+    """
 
     generation: GenerationRequest
     answers: AnswerFormat
     is_stream: bool
     has_usage: bool
+    num_wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DrawnBy:
+    """What only one endpoint's parameters say of a draw; see `SamplingParams`."""
+
+    num_top: int | None
+    of_prompt: bool = False
+    grammar: str = ""
 
 
 class RequestPreparer:
@@ -63,6 +89,8 @@ class RequestPreparer:
         self._wall_clock = wall_clock
         self._id_source = id_source
         self._unknown_fields = UnknownFieldLog()
+        self._grammars = GrammarCompiler(tokenizer.document, settings.vocab_size, settings.eos_token_ids)
+        self._logprobs = LogprobWording(tokenizer.token_bytes)
 
     def check_model(self, name: str) -> None:
         """Raise ApiError 404 for any model but the served one."""
@@ -77,49 +105,60 @@ class RequestPreparer:
             ApiError: a value cannot be accepted.
             InvalidRequestError: prompt and output do not fit the context.
         """
-        refuse_unsupported(body, {"logprobs": (None,)})
+        refuse_unsupported(body, _CHAT_ONLY)
         try:
             fields = CompletionRequest.model_validate(body)
         except ValidationError as error:
             raise of_validation(error) from error
         self._check(fields)
+        self._check_completion(fields)
         n = fields.n or 1
-        if fields.best_of not in (None, n):
-            raise ApiError(400, f"best_of={fields.best_of} is only supported when equal to n={n}", param="best_of")
-        if fields.max_tokens == 0 and not fields.echo:
-            raise ApiError(400, "max_tokens must be at least 1 unless echo is set", param="max_tokens")
-        if len(fields.prompt) > self._config.max_prompts:
-            msg = f"the request has {len(fields.prompt)} prompts; at most {self._config.max_prompts} are allowed"
-            raise ApiError(400, msg, param="prompt")
+        num_drawn = fields.best_of or n
         parts = [await self._prompt_part(prompt, fields.max_tokens) for prompt in fields.prompt]
-        texts = [self._echo(prompt) if fields.echo else "" for prompt in fields.prompt]
-        generation = self._generation("cmpl-", fields, parts)
-        envelope = self._envelope(generation, fields)
-        echoes = list(chain.from_iterable([text] * n for text in texts))
-        return self._prepared(generation, CompletionAnswers(envelope, echoes), fields)
+        wants_logprobs = fields.logprobs is not None
+        echoes = [
+            self._echo(prompt, part, has_offsets=wants_logprobs) if fields.echo else Echo()
+            for prompt, part in zip(fields.prompt, parts, strict=True)
+        ]
+        # To find the likeliest choices, their logprobs are needed, asked for or not.
+        num_top = 0 if fields.logprobs is None and num_drawn > n else fields.logprobs
+        drawn_by = _DrawnBy(num_top, of_prompt=wants_logprobs and bool(fields.echo))
+        generation = replace(self._generation("cmpl-", fields, parts, drawn_by), num_choices=num_drawn)
+        answers = CompletionAnswers(
+            self._envelope(generation, fields),
+            list(chain.from_iterable([echo] * n for echo in echoes)),
+            self._logprobs if wants_logprobs else None,
+        )
+        return self._prepared(generation, answers, fields)
 
     async def chat(self, body: Mapping[str, object]) -> PreparedRequest:
         """POST /v1/chat/completions. Raises as `completion`."""
-        refuse_unsupported(body, {"logprobs": (None, False), "echo": (None, False), "best_of": (None, 1)})
-        _refuse_tool_messages(body.get("messages"))
+        refuse_unsupported(body, {"echo": (None, False), "best_of": (None, 1)})
         try:
             fields = ChatCompletionRequest.model_validate(body)
         except ValidationError as error:
             raise of_validation(error) from error
         self._check(fields)
-        messages = [
-            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
-            for message in fields.messages
-        ]
+        form = chat_form(fields)
+        if form.grammar:
+            await self._check_grammar(form)
         try:
-            text = self._tokenizer.render_chat(messages)
+            tools = [tool.model_dump(exclude_none=True) for tool in form.tools]
+            text = self._tokenizer.render_chat([_plain(message) for message in fields.messages], tools)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages") from error
         token_ids = await self._encode(text, add_special_tokens=False)
         requested = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         max_tokens = fit_max_tokens(len(token_ids), requested, None, self._settings)
-        generation = self._generation("chatcmpl-", fields, [PromptPart(tuple(token_ids), max_tokens)])
-        return self._prepared(generation, ChatAnswers(self._envelope(generation, fields)), fields)
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError(400, "top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+        drawn_by = _DrawnBy(fields.top_logprobs or 0 if fields.logprobs else None, grammar=form.grammar)
+        parts = [PromptPart(tuple(token_ids), max_tokens)]
+        generation = self._generation("chatcmpl-", fields, parts, drawn_by)
+        answers = ChatAnswers(
+            self._envelope(generation, fields), self._logprobs if fields.logprobs else None, form.tool_names
+        )
+        return self._prepared(generation, answers, fields)
 
     # -- checks ------------------------------------------------------------------------------------
 
@@ -131,6 +170,26 @@ class RequestPreparer:
         if fields.stream_options is not None and not fields.stream:
             raise ApiError(400, "stream_options is only allowed when stream is set", param="stream_options")
         self._check_vocabulary(fields.stop_token_ids or (), "stop_token_ids")
+        self._check_vocabulary(tuple(fields.logit_bias), "logit_bias")
+
+    async def _check_grammar(self, form: ChatForm) -> None:
+        try:
+            await asyncio.to_thread(self._grammars.check, form.grammar)
+        except GrammarError as error:
+            raise ApiError(400, f"{form.param}: {error}", param=form.param) from error
+
+    def _check_completion(self, fields: CompletionRequest) -> None:
+        n, limit = fields.n or 1, self._config.max_choices
+        if fields.best_of is not None:
+            if not n <= fields.best_of <= limit:
+                raise ApiError(400, f"best_of={fields.best_of} must be from n={n} to {limit}", param="best_of")
+            if fields.stream and fields.best_of > n:
+                raise ApiError(400, "best_of above n cannot be streamed", param="best_of")
+        if fields.max_tokens == 0 and not fields.echo:
+            raise ApiError(400, "max_tokens must be at least 1 unless echo is set", param="max_tokens")
+        if len(fields.prompt) > self._config.max_prompts:
+            msg = f"the request has {len(fields.prompt)} prompts; at most {self._config.max_prompts} are allowed"
+            raise ApiError(400, msg, param="prompt")
 
     def _check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
         limit = self._settings.vocab_size
@@ -161,23 +220,31 @@ class RequestPreparer:
             raise prompt_too_long(wording, self._settings)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    def _echo(self, prompt: Prompt) -> str:
-        return prompt if isinstance(prompt, str) else self._tokenizer.decode_verbatim(prompt)
+    def _echo(self, prompt: Prompt, part: PromptPart, *, has_offsets: bool) -> Echo:
+        text = prompt if isinstance(prompt, str) else self._tokenizer.decode_verbatim(prompt)
+        return make_echo(self._tokenizer.token_bytes, text, part.token_ids) if has_offsets else Echo(text)
 
     # -- what to run -------------------------------------------------------------------------------
 
-    def _generation(self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart]) -> GenerationRequest:
+    def _generation(
+        self, prefix: str, fields: GenerationFields, parts: Sequence[PromptPart], drawn_by: _DrawnBy
+    ) -> GenerationRequest:
+        fewest = min(part.max_tokens for part in parts)
+        if fields.min_tokens and fields.min_tokens > fewest:
+            msg = f"min_tokens={fields.min_tokens} is above max_tokens={fewest}"
+            raise ApiError(400, msg, param="min_tokens")
         return GenerationRequest(
             api_id=prefix + self._id_source(),
             prompts=tuple(parts),
             num_choices=fields.n or 1,
-            sampling=_sampling(fields, self._settings.vocab_size),
+            sampling=_sampling(fields, drawn_by, self._settings.vocab_size),
             seed=None if fields.seed is None else fields.seed % 2**63,
             stop=StopParams(
                 max_tokens=0,
                 stop_strings=tuple(fields.stop),
                 stop_token_ids=tuple(fields.stop_token_ids or ()),
                 ignore_eos=bool(fields.ignore_eos),
+                min_tokens=fields.min_tokens or 0,
             ),
             includes_stop_text=bool(fields.include_stop_str_in_output),
             priority=fields.priority or 0,
@@ -189,14 +256,37 @@ class RequestPreparer:
     def _prepared(
         self, generation: GenerationRequest, answers: AnswerFormat, fields: GenerationFields
     ) -> PreparedRequest:
-        return PreparedRequest(generation, answers, is_stream=bool(fields.stream), has_usage=_has_usage(fields))
+        return PreparedRequest(
+            generation,
+            answers,
+            is_stream=bool(fields.stream),
+            has_usage=_has_usage(fields),
+            num_wanted=fields.n or 1,
+        )
 
 
 def _has_usage(fields: GenerationFields) -> bool:
     return bool(fields.stream and fields.stream_options and fields.stream_options.include_usage)
 
 
-def _sampling(fields: GenerationFields, vocab_size: int) -> SamplingParams:
+def _plain(message: ChatMessage) -> dict[str, object]:
+    """A message as templates read it: arguments are values, not text."""
+    plain: dict[str, object] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.content,
+    }
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": json.loads(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _sampling(fields: GenerationFields, drawn_by: _DrawnBy, vocab_size: int) -> SamplingParams:
     temperature = 1.0 if fields.temperature is None else fields.temperature
     top_p = 1.0 if fields.top_p is None else fields.top_p
     top_k = fields.top_k or 0
@@ -210,14 +300,13 @@ def _sampling(fields: GenerationFields, vocab_size: int) -> SamplingParams:
         top_k=top_k,
         top_p=top_p,
         min_p=fields.min_p or 0.0,
+        num_logprobs=drawn_by.num_top,
+        wants_prompt_logprobs=drawn_by.of_prompt,
+        penalties=Penalties(
+            presence=fields.presence_penalty or 0.0,
+            frequency=fields.frequency_penalty or 0.0,
+            repetition=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        ),
+        grammar=drawn_by.grammar,
+        logit_bias=tuple(sorted(fields.logit_bias.items())),
     )
-
-
-def _refuse_tool_messages(messages: object) -> None:
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        if not isinstance(message, dict):
-            continue
-        for name in ("tool_calls", "function_call"):
-            if message.get(name):
-                param = f"messages[{index}].{name}"
-                raise ApiError(400, f"{param} is not supported by this server yet", param=param)

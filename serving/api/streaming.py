@@ -106,10 +106,12 @@ class EventStreamResponse(StreamingResponse):
         chunks = []
         if delta.index not in opened_choices:
             opened_choices.add(delta.index)
-            if (opening := self._answers.opening(delta.index)) is not None:
+            if (opening := self._answers.opening(delta)) is not None:
                 chunks.append(_event(opening))
-        if delta.text or delta.finish_reason is not None:
-            chunks.append(_event(self._answers.chunk(delta)))
+        if delta.text or delta.scored or delta.finish_reason is not None:
+            chunk = self._answers.chunk(delta)
+            if chunk is not None:
+                chunks.append(_event(chunk))
         return chunks
 
 

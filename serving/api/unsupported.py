@@ -16,25 +16,15 @@ _MAX_NAME_LENGTH = 80
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # OpenAI's
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "top_logprobs": (None, 0),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
     "web_search_options": (None,),
     # extensions of other servers
-    "repetition_penalty": (None, 1),
     "length_penalty": (None, 1),
-    "min_tokens": (None, 0),
     "use_beam_search": (None, False),
     "prompt_logprobs": (None,),
     "bad_words": (None, []),

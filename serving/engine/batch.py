@@ -4,13 +4,15 @@ Knows requests only as rows of tokens with a place in the pools.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from manager import LayerGroupId, RequestId
+from scheduler.spec import TokenLogprobs
+from serving.engine.logit_rules import LogitRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,10 @@ class SequenceRows:
         block_tables: per layer group, [num_blocks] int32 device slots, covering at least
             start + num_tokens positions; -1 where a page left the window.
         sampling: how to draw from the last row; None when the chunk is not the last.
+        rules: what is changed in the logits before the draw; None draws from them as they are.
+        num_logprobs: best tokens to report beside the drawn one and each scored one; None reports nothing.
+        scored_token_ids: [num_scored] int64, num_scored <= num_tokens: what follows each of the first rows
+            in the prompt; reported as `prompt_logprobs`. None where nobody asked.
     """
 
     request_id: RequestId
@@ -48,6 +54,9 @@ class SequenceRows:
     start: int
     block_tables: Mapping[LayerGroupId, npt.NDArray[np.int32]]
     sampling: SamplingKey | None
+    num_logprobs: int | None = None
+    scored_token_ids: npt.NDArray[np.int64] | None = None
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,16 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens drawn, by request; `logits` [num_drawn, vocab_size] float32 only when asked for."""
+    """What a step drew.
+
+    Attributes:
+        token_ids: by request, of those that drew.
+        logits: [num_drawn, vocab_size] float32, only when asked for.
+        logprobs: of the drawn tokens, of requests that want them.
+        prompt_logprobs: of the scored tokens, of sequences that have any, in their order.
+    """
 
     token_ids: Mapping[RequestId, int]
     logits: torch.Tensor | None = None
+    logprobs: Mapping[RequestId, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from configs import ModelConfig
-from manager import LayerGroupId, LayerId
+from manager import LayerGroupId, LayerId, RequestId
+from scheduler.spec import TokenLogprobs
 from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch, StepResult
 from serving.engine.exactness import measure_attention, measure_linears
@@ -16,7 +17,8 @@ from serving.engine.linear import MAX_ROWS, RowRule
 from serving.engine.model import LlamaModel
 from serving.engine.paging import PageLayout
 from serving.engine.plan import ITEM_TOKENS, BatchRules, PlannedGroup, StepPlanner
-from serving.engine.sampler import draw_tokens
+from serving.engine.ranking import token_logprobs
+from serving.engine.sampler import draw_tokens, require_finite
 from serving.engine.visibility import Visibility
 from serving.engine.weights import ModelWeights
 
@@ -91,14 +93,43 @@ class Engine:
                 raise ValueError(msg)
         plan = self._planner.plan(batch)
         hidden = self._model.forward(plan, self._pools, self._layer_places)
-        drawing = [(s.request_id, s.sampling) for s in batch.sequences if s.sampling is not None]
+        prompt_logprobs = self._score_prompts(batch, hidden)
+        drawing = [(s, s.sampling) for s in batch.sequences if s.sampling is not None]
         if not drawing:
             empty = torch.empty(0, self._config.vocab_size) if return_logits else None
-            return StepResult(token_ids={}, logits=empty)
+            return StepResult(token_ids={}, logits=empty, prompt_logprobs=prompt_logprobs)
         logits = self._model.logits(hidden[plan.drawn_rows])[: len(drawing)]
-        tokens = draw_tokens(logits, [key for _, key in drawing])
-        token_ids = {request_id: token for (request_id, _), token in zip(drawing, tokens, strict=True)}
-        return StepResult(token_ids=token_ids, logits=logits.cpu() if return_logits else None)
+        tokens = draw_tokens(logits, [key for _, key in drawing], [s.rules for s, _ in drawing])
+        return StepResult(
+            token_ids={s.request_id: token for (s, _), token in zip(drawing, tokens, strict=True)},
+            logits=logits.cpu() if return_logits else None,
+            logprobs={
+                s.request_id: token_logprobs(row, token, s.num_logprobs)
+                for (s, _), row, token in zip(drawing, logits, tokens, strict=True)
+                if s.num_logprobs is not None
+            },
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _score_prompts(self, batch: StepBatch, hidden: torch.Tensor) -> dict[RequestId, tuple[TokenLogprobs, ...]]:
+        """Logprobs of prompt tokens, a few rows of logits at a time: those of a whole chunk are 100 MB."""
+        scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
+        row, multiple = 0, self.batch_rules.head.multiple
+        for sequence in batch.sequences:
+            targets = sequence.scored_token_ids
+            if targets is not None:
+                found: list[TokenLogprobs] = []
+                for first in range(0, len(targets), _HEAD_ROWS):
+                    tokens = targets[first : first + _HEAD_ROWS].tolist()
+                    rows = list(range(row + first, row + first + len(tokens)))
+                    padding = [0] * (-len(rows) % multiple)
+                    logits = self._model.logits(hidden[rows + padding])[: len(rows)]
+                    require_finite(logits)
+                    num_top = sequence.num_logprobs or 0
+                    found += [token_logprobs(of, token, num_top) for of, token in zip(logits, tokens, strict=True)]
+                scored[sequence.request_id] = tuple(found)
+            row += len(sequence.token_ids)
+        return scored
 
 
 def _measured_rules(config: ModelConfig, weights: ModelWeights) -> BatchRules:

@@ -38,6 +38,7 @@ from serving.simulation.network import VirtualNetwork, VirtualPeers, VirtualTran
 from serving.simulation.settings import SimulationSettings
 from serving.simulation.tier_copies import TierCopies
 from serving.workers.batch_builder import BatchBuilder
+from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import SharedPool
@@ -157,7 +158,9 @@ class SimulatedWorker:
             scheduler=self.scheduler,
             engine=SimulatedEngine(settings.cost, self._spend, random, settings.faults.step_failure_share),
             agent=self.agent,
-            batch_builder=BatchBuilder(self.manager, [group.layer_group_id for group in geometry.layer_groups]),
+            batch_builder=BatchBuilder(
+                self.manager, [group.layer_group_id for group in geometry.layer_groups], DrawRules((), None)
+            ),
             stop_checker=StopChecker((), _no_stop_strings),
             outbox=Outbox(identity.name, identity.epoch, self),
             staging=SharedPool(),
@@ -291,6 +294,6 @@ class SimulatedWorker:
         self._events.after(self._settings.transfer.heartbeat_s, self._beat)
 
 
-def _no_stop_strings(stop_strings: object) -> StopStringDetector:
+def _no_stop_strings(stop_strings: object, min_tokens: int) -> StopStringDetector:
     msg = f"simulated requests have no text to find {stop_strings} in"
     raise ValueError(msg)

@@ -24,11 +24,13 @@ from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
 from serving.engine.runner import Engine
 from serving.engine.weights import load_weights, resolve_dtype
+from serving.grammar import GrammarCompiler
 from serving.output_text import StopStringDetector
 from serving.tokenizer import Tokenizer
 from serving.workers.agent_thread import AgentThread
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.device_pools import DevicePools
+from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox, WorkerSinks
 from serving.workers.self_audit import SelfAudit
 from serving.workers.step_loop import WorkerLoop, WorkerParts
@@ -78,13 +80,19 @@ def build_worker(
         CacheShape.of(geometry),
         window=TransferAdmission(config.transfer.max_inflight_bytes),
     )
+    # A folder of bare weights (a device check) has no text to match stop strings in.
+    tokenizer = Tokenizer.load(plan.model_folder) if (plan.model_folder / TOKENIZER_FILE).is_file() else None
     parts = WorkerParts(
         manager=manager,
         scheduler=scheduler,
         engine=_make_engine(plan, model, geometry, device.pages(dtype)),
         agent=agent,
-        batch_builder=BatchBuilder(manager, [group.layer_group_id for group in geometry.layer_groups]),
-        stop_checker=_make_stop_checker(plan.model_folder, model),
+        batch_builder=BatchBuilder(
+            manager,
+            [group.layer_group_id for group in geometry.layer_groups],
+            DrawRules(model.eos_token_ids, _make_grammars(tokenizer, model)),
+        ),
+        stop_checker=_make_stop_checker(tokenizer, plan.model_folder, model),
         outbox=Outbox(identity.name, identity.epoch, sinks),
         staging=device.staging,
         wake=wake,
@@ -132,14 +140,17 @@ def _make_engine(
     return Engine(model, weights, pages, layer_groups=groups, exact=plan.config.engine.exact)
 
 
-def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:
-    # A folder of bare weights (a device check) has no text to match stop strings in.
-    tokenizer = Tokenizer.load(model_folder) if (model_folder / TOKENIZER_FILE).is_file() else None
+def _make_grammars(tokenizer: Tokenizer | None, model: ModelConfig) -> GrammarCompiler | None:
+    if tokenizer is None:
+        return None
+    return GrammarCompiler(tokenizer.document, model.vocab_size, model.eos_token_ids)
 
-    def make_detector(stop_strings: Sequence[str]) -> StopStringDetector:
+
+def _make_stop_checker(tokenizer: Tokenizer | None, model_folder: Path, model: ModelConfig) -> StopChecker:
+    def make_detector(stop_strings: Sequence[str], min_tokens: int) -> StopStringDetector:
         if tokenizer is None:
             msg = f"{model_folder} has no {TOKENIZER_FILE}: stop strings cannot be matched"
             raise InvalidRequest(msg)
-        return StopStringDetector(tokenizer, stop_strings)
+        return StopStringDetector(tokenizer, stop_strings, min_tokens)
 
     return StopChecker(model.eos_token_ids, make_detector)

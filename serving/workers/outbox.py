@@ -15,6 +15,9 @@ from scheduler.messages import (
 from scheduler.output import DrawnToken
 from scheduler.request import Request
 from scheduler.spec import DoorName
+from serving.workers.token_scores import TokenScore
+
+_NO_SCORE = TokenScore()
 
 
 class WorkerSinks(Protocol):
@@ -54,7 +57,14 @@ class Outbox:
         """Tell the central scheduler."""
         self._reports.append(report)
 
-    def token(self, request: Request, position: int, drawn: DrawnToken, durations: PhaseDurations | None) -> None:
+    def token(
+        self,
+        request: Request,
+        position: int,
+        drawn: DrawnToken,
+        durations: PhaseDurations | None,
+        score: TokenScore = _NO_SCORE,
+    ) -> None:
         """Tell the request's door."""
         event = TokenEvent(
             uid=request.spec.uid,
@@ -63,6 +73,8 @@ class Outbox:
             token_id=drawn.token_id,
             finish_reason=drawn.finish_reason,
             durations=durations,
+            logprobs=score.logprobs,
+            prompt_logprobs=score.prompt_logprobs,
         )
         self._tokens[request.spec.door].append(event)
 

@@ -59,6 +59,7 @@ from serving.workers.phase_clock import PhaseClock
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
+from serving.workers.token_scores import TokenScores
 from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
@@ -116,6 +117,7 @@ class WorkerLoop:
         self._term = Term(0)
         self._commands_seen: tuple[Term, int] | None = None
         self._phases = PhaseClock(identity.name)
+        self._scores = TokenScores()
         self._progress = _Progress()
         self._counts = dict.fromkeys(_COUNTER_NAMES, 0)
         self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
@@ -311,19 +313,28 @@ class WorkerLoop:
         for request in requests:
             token_id = result.token_ids[request.request_id]
             drawn[request.request_id] = DrawnToken(token_id, self._parts.stop_checker.check(request, token_id))
+        self._scores.take(output, result)
         completed = self._scheduler.complete(output, drawn, self._clock())
         now_s = self._clock()
+        faults = {}
         for request, position, token in completed.tokens:
+            if (fault := self._parts.batch_builder.fault(request.attempt_id)) is not None:
+                faults[request.attempt_id] = (request, fault)
+                continue
             self._phases.enter(request.attempt_id, "generation", now_s)
             durations = None
             if self._phases.is_first_token(request.attempt_id) or token.finish_reason is not None:
                 durations = self._phases.durations(request, now_s)
-            self._outbox.token(request, position, token, durations)
+            self._outbox.token(request, position, token, durations, self._scores.of_token(request, position, result))
             if token.finish_reason is not None:
                 self._finish(request, token.finish_reason)
         for request, lease in completed.leases:
             self._context_side.hand_over(request, lease, now_s)
             self._forget(request.attempt_id)
+        for request, fault in faults.values():
+            self._scheduler.fail(request.attempt_id, now_s)
+            self._context_side.drop_lease(request.attempt_id, now_s)
+            self._fail(request, ErrorKind.INVALID, fault, retriable=False)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self._forget(request.attempt_id)
@@ -338,7 +349,9 @@ class WorkerLoop:
 
     def _forget(self, attempt_id: AttemptId) -> None:
         self._phases.forget(attempt_id)
+        self._scores.forget(attempt_id)
         self._parts.stop_checker.forget(attempt_id)
+        self._parts.batch_builder.forget(attempt_id)
         self._generation_side.forget(attempt_id)
 
     # -- accounts ----------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ class StopStringDetector(Protocol):
         ...
 
 
-StopStringDetectorFactory = Callable[[Sequence[str]], StopStringDetector]
+StopStringDetectorFactory = Callable[[Sequence[str], int], StopStringDetector]
+"""Of stop strings, and of the number of tokens that complete none of them."""
 
 
 class StopChecker:
@@ -51,7 +52,7 @@ class StopChecker:
     def _detector(self, request: Request) -> StopStringDetector:
         detector = self._detectors.get(request.attempt_id)
         if detector is None:
-            detector = self._make_detector(request.spec.stop.stop_strings)
+            detector = self._make_detector(request.spec.stop.stop_strings, request.spec.stop.min_tokens)
             # Tokens drawn elsewhere (an earlier attempt, the context worker) are part of the text.
             for token_id in request.token_ids[len(request.spec.prompt_token_ids) :]:
                 detector.push(token_id)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from configs import CentralConfig, SchedulerConfig, TransferConfig
 from kvtransfer.agent import TransferAgent
-from kvtransfer.messages import PoolLayout, ReceiveOutcome, ReceiveResult
+from kvtransfer.messages import GroupLayout, PoolLayout, ReceiveOutcome, ReceiveResult
 from kvtransfer.peers import PeerChannel
 from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTransport
 from manager import KVCacheManagerV2, LeaseId, RequestId, TierLevel
@@ -31,6 +31,7 @@ from scheduler.messages import (
 from scheduler.policy import CacheShape
 from scheduler.spec import AttemptId
 from serving.workers.batch_builder import BatchBuilder
+from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import SharedPool
@@ -111,7 +112,8 @@ class HandoffWorker:
         transport_class = GatedTransport if shape.is_gated else InProcessTransport
         self.transport = transport_class(registry, identity.name, PAGE_BYTES)
         self.transport.register(self.contents.pools[TierLevel.DEVICE, geometry.pool_groups[0].pool_group_id].memory)
-        layout = PoolLayout("handoff", 1, 1, 4, geometry.tokens_per_block, "uint8", PAGE_BYTES)
+        group = GroupLayout((0,), window=None, num_sink_tokens=0, page_bytes=PAGE_BYTES)
+        layout = PoolLayout("handoff", 1, 4, geometry.tokens_per_block, "uint8", (group,))
         self.agent = TransferAgent(self.transport, peers, shape.transfer, layout, identity.name, identity.epoch)
         self.engine = HandoffEngine(self.contents, self.manager, self._tokens_of)
         self.loop = WorkerLoop(identity, self._parts(), self.now_s)
@@ -123,7 +125,7 @@ class HandoffWorker:
             scheduler=self.scheduler,
             engine=self.engine,
             agent=self.agent,
-            batch_builder=BatchBuilder(self.manager, groups),
+            batch_builder=BatchBuilder(self.manager, groups, DrawRules((), None)),
             stop_checker=StopChecker((), _no_stop_strings),
             outbox=Outbox(self.identity.name, self.identity.epoch, self),
             staging=SharedPool(),
@@ -282,7 +284,7 @@ class HandoffWorker:
         return list(request.token_ids)
 
 
-def _no_stop_strings(stop_strings: object) -> StopStringDetector:
+def _no_stop_strings(stop_strings: object, min_tokens: int) -> StopStringDetector:
     msg = f"requests of a handoff world have no text to find {stop_strings} in"
     raise ValueError(msg)
 

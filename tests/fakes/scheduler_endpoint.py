@@ -71,7 +71,7 @@ class FakeCluster:
         self.answers = asyncio.Event()
         self.answers.set()
         self._frontend: Frontend | None = None
-        self._checker = StopChecker(eos_token_ids, lambda stops: StopStringDetector(tokenizer, stops))
+        self._checker = StopChecker(eos_token_ids, lambda *stops: StopStringDetector(tokenizer, *stops))
         self._attempt_numbers = count(1)
         self._pump: asyncio.Task[None] | None = None
 

@@ -15,7 +15,8 @@ _EOS = 2
 class _WordDetector:
     """A token is a letter; finds a stop string in what was pushed."""
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
+    def __init__(self, stop_strings: Sequence[str], min_tokens: int) -> None:
+        assert min_tokens == 0
         self._stop_strings = stop_strings
         self._text = ""
 

@@ -1,0 +1,1 @@
+"""The API end to end, over real models and a real cluster."""
