@@ -286,6 +286,8 @@ class Frontend:
         now_s, timeline, num_tokens = self._clock(), choice.timeline, len(choice.stream.token_ids)
         last_at_s = timeline.last_token_at_s
         choice.heard_at_s = now_s
+        if num_tokens == num_known:
+            return  # it brought the prompt's logprobs, and is itself unwanted
         timeline.on_tokens(num_tokens, now_s)
         self.metrics.on_tokens(num_tokens - num_known, None if last_at_s is None else now_s - last_at_s)
         if last_at_s is None:

@@ -114,12 +114,17 @@ async def serve(
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", timeout=60) as client:
         served = ServedCluster(deployment, frontend, client, endpoint.submissions, [])
-        pump = asyncio.create_task(_pump(served))
+        pump, test = asyncio.create_task(_pump(served)), asyncio.current_task()
+        assert test is not None
+        # A cluster that broke answers nobody: its test must not wait for it.
+        pump.add_done_callback(lambda done: done.cancelled() or test.cancel())
         try:
             yield served
         finally:
             pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+            (fault,) = await asyncio.gather(pump, return_exceptions=True)
+            if isinstance(fault, Exception):
+                raise fault
             await frontend.close()
     deployment.settle_down()
     deployment.close()

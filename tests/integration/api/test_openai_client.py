@@ -1,0 +1,89 @@
+"""OpenAI's own client drives every feature against both deployments: it parses the answers, and they are equal."""
+
+from typing import Any
+
+import openai
+
+from tests.fakes.door import run_async
+from tests.fakes.served_cluster import MODEL, Serve, ServedCluster
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Tell me of the sea."}]
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {
+                "type": "object",
+                "properties": {"where": {"enum": ["sea", "river"]}},
+                "required": ["where"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+SCHEMA: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+                                            "additionalProperties": False}},
+}  # fmt: skip
+CHATS: list[dict[str, Any]] = [
+    {"n": 2, "logprobs": True, "top_logprobs": 3, "presence_penalty": 0.5, "logit_bias": {"40": -100}},
+    {"response_format": SCHEMA},
+    {"response_format": {"type": "json_object"}, "frequency_penalty": 0.2},
+    {"tools": TOOLS, "tool_choice": "required", "max_completion_tokens": 300, "parallel_tool_calls": False},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}, "max_completion_tokens": 300},
+    {"tools": TOOLS, "tool_choice": "auto", "stop": ["q", "zz"], "top_p": 0.9},
+]
+COMPLETIONS: list[dict[str, Any]] = [
+    {"echo": True, "logprobs": 2, "max_tokens": 5},
+    {"echo": True, "logprobs": 0, "max_tokens": 0},
+    {"prompt": [[8, 9], [5, 6, 7]], "n": 2, "best_of": 3, "max_tokens": 6},
+    {"stop": "e", "presence_penalty": 1, "extra_body": {"min_p": 0.05, "min_tokens": 3, "repetition_penalty": 1.2}},
+]
+
+
+def _client(cluster: ServedCluster) -> openai.AsyncOpenAI:
+    door: Any = cluster.client  # of the app itself, without a socket
+    return openai.AsyncOpenAI(base_url="http://door/v1", api_key="none", max_retries=0, http_client=door)
+
+
+async def _drive(client: openai.AsyncOpenAI) -> list[Any]:
+    """What every feature answers, without ids."""
+    found: list[Any] = []
+    for wanted in CHATS:
+        fields = {"max_completion_tokens": 60, **wanted}
+        chat = await client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=2, **fields)
+        found += [choice.model_dump() for choice in chat.choices]
+        streamed = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, seed=2, stream=True,
+            stream_options={"include_usage": True}, **fields,
+        )  # fmt: skip
+        said = ["" for _ in chat.choices]
+        usages = []
+        async for chunk in streamed:
+            usages.append(chunk.usage)
+            for choice in chunk.choices:
+                said[choice.index] += choice.delta.content or ""
+        assert said == [choice.message.content or "" for choice in chat.choices]
+        # Not cached_tokens: the second time the prompt is in the cache.
+        last = usages.pop()
+        assert last is not None
+        assert chat.usage is not None
+        assert last.total_tokens == chat.usage.total_tokens
+        assert set(usages) == {None}
+    for fields in COMPLETIONS:
+        answer = await client.completions.create(**{"model": MODEL, "prompt": "Once upon", "seed": 2, **fields})
+        found += [choice.model_dump() for choice in answer.choices]
+    return found
+
+
+@run_async
+async def test_both_deployments_answer_the_client_alike(served: Serve) -> None:
+    answers = []
+    for mixed in (False, True):
+        async with served(mixed=mixed) as cluster:
+            answers.append(await _drive(_client(cluster)))
+    assert answers[0] == answers[1]
+    reasons = [choice["finish_reason"] for choice in answers[0]]
+    assert reasons.count("tool_calls") == 2
