@@ -19,6 +19,7 @@ from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTranspor
 from manager import KVCacheManagerV2, LeaseId, RequestId, TierLevel
 from manager.errors import CopyFailedError
 from scheduler.admission import TransferAdmission
+from scheduler.introductions import WorkerIntroduction
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.messages import (
     CommandBatch,
@@ -29,7 +30,7 @@ from scheduler.messages import (
     WorkerRole,
 )
 from scheduler.policy import CacheShape
-from scheduler.spec import AttemptId
+from scheduler.spec import AttemptId, Term
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox
 from serving.workers.self_audit import SelfAudit
@@ -43,7 +44,7 @@ from tests.fakes.page_contents import PageContents
 from tests.fakes.transfer_transport import GatedTransport
 
 PAGE_BYTES = 32
-Message = ReportBatch | WorkerHeartbeat | TokenBatch
+Message = ReportBatch | WorkerHeartbeat | TokenBatch | WorkerIntroduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +166,10 @@ class HandoffWorker:
     def post(self, batch: CommandBatch) -> None:
         """Commands arrive; a stopped process finds them when it wakes."""
         self.loop.post(batch)
+
+    def introduce(self, term: Term) -> None:
+        """A term asks what is held here; the loop answers between two iterations, in order with its reports."""
+        self.loop.introduce(term, self.registration(), self.outgoing.append)
 
     def run_loop(self) -> bool:
         """One iteration: all that touches the manager. A tier that cannot be written ends the process."""
