@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from configs import CentralConfig, SchedulerConfig, TransferConfig
 from kvtransfer.agent import TransferAgent
-from kvtransfer.messages import PoolLayout, ReceiveOutcome, ReceiveResult
+from kvtransfer.messages import PoolLayout, ReaderId, ReceiveOutcome, ReceiveResult
 from kvtransfer.peers import PeerChannel
 from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTransport
-from manager import KVCacheManagerV2, LeaseId, RequestId, TierLevel
+from manager import KVCacheManagerV2, LeaseId, TierLevel
 from manager.errors import CopyFailedError
 from scheduler.admission import TransferAdmission
 from scheduler.introductions import WorkerIntroduction
@@ -83,7 +83,7 @@ class HandoffWorker:
         registry: InProcessRegistry,
         peers: PeerChannel,
         clock: Callable[[], float],
-        readers_told_ok: Container[RequestId] = (),
+        readers_told_ok: Container[ReaderId] = (),
     ) -> None:
         """Build it; it does nothing until it is turned. `readers_told_ok`: whose settle was answered OK so far."""
         self.identity = identity
@@ -193,10 +193,12 @@ class HandoffWorker:
         """One turn of the agent's thread; only pages that are being filled may change."""
         if not self.is_running:
             return
+        readers = {request_id: receive.session.reader for request_id, receive in self.agent._receives.items()}
         self._watched(lambda: self.agent.poll(self.now_s()))
         for outcome in self.agent._outcomes:
             is_verified = isinstance(outcome, ReceiveOutcome) and outcome.result is ReceiveResult.VERIFIED
-            if is_verified and outcome.request_id not in self._readers_told_ok:
+            reader = readers.get(outcome.request_id) if is_verified else None
+            if reader is not None and reader not in self._readers_told_ok:
                 self.engine.violations.append(f"{outcome.request_id} is verified and no owner said OK")
 
     def move_bytes(self) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvtransfer.errors import PeerError
-from kvtransfer.messages import SettleReply
+from kvtransfer.messages import ReaderId, SettleReply
 from kvtransfer.transports.inprocess import InProcessRegistry
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from manager import Epoch, LeaseId, WorkerName
 from scheduler.central import AskDoor, AskWorker, CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import ReportBatch, TokenBatch, WorkerHeartbeat, WorkerRole
@@ -34,7 +34,7 @@ class Question:
     owner: WorkerName
     lease_id: LeaseId
     epoch: Epoch
-    reader: RequestId
+    reader: ReaderId
     answer: SettleReply | None = None
     is_answer_here: bool = False
     is_lost: bool = False
@@ -66,7 +66,7 @@ class HandoffWorld:
         self.central = CentralScheduler(self.shape.central, Term(1))
         self.questions: list[Question] = []
         self.holds_answers = False
-        self._told_ok: set[RequestId] = set()
+        self._told_ok: set[ReaderId] = set()
         self.divergences: list[Divergence] = []
         self.workers: dict[WorkerName, HandoffWorker] = {}
         self.past_lives: list[HandoffWorker] = []
@@ -91,7 +91,8 @@ class HandoffWorld:
         self._from_door.clear()
         if loses_notices:
             self._to_door.clear()
-        self.central = CentralScheduler(self.shape.central, Term(self._num_terms))
+        # A term that finds itself known raises itself by one; the next one is begun far above it, by the clock.
+        self.central = CentralScheduler(self.shape.central, Term(1000 * self._num_terms))
         self._order = ReportOrder()
         self.central.take_over(list(self.workers), [DOOR], self.now_s)
         self._take_commands()
@@ -203,7 +204,7 @@ class HandoffWorld:
                 case NotifyDoor():
                     self._to_door.append(command)
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> Question:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> Question:
         """The `PeerChannel` of every agent: the question is on its way."""
         self.questions.append(Question(owner, lease_id, epoch, reader))
         return self.questions[-1]
