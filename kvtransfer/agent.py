@@ -24,6 +24,7 @@ from kvtransfer.lease_table import LeaseTable
 from kvtransfer.messages import (
     MemoryDescription,
     PoolLayout,
+    ReaderId,
     ReceiveOutcome,
     ReceiveResult,
     SettleReply,
@@ -108,6 +109,7 @@ class TransferAgent:
         self._outcomes: list[TransferOutcome] = []
         self._counts: Counter[str] = Counter()
         self._memory: MemoryDescription | None = None
+        self._num_receives = 0
         self._is_closed = False
 
     # -- owner's side: leases ------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class TransferAgent:
         with self._lock:
             return self._leases.drop(lease_id)
 
-    def settle(self, lease_id: LeaseId, epoch: Epoch, reader: RequestId, now_s: float) -> SettleReply:
+    def settle(self, lease_id: LeaseId, epoch: Epoch, reader: ReaderId, now_s: float) -> SettleReply:
         """Answer a peer that has read its last byte. Any thread; waits for nothing but the lock."""
         with self._lock:
             if self._is_closed:
@@ -192,11 +194,14 @@ class TransferAgent:
         """
         # A reader knows no more of the lease's age than this; the settle finds out (see `session`).
         end_s = now_s + self._config.lease_duration_s
-        session = RxSession(request_id, ticket, ReceiveWindow(now_s, end_s - self._config.heartbeat_s, end_s))
+        window = ReceiveWindow(now_s, end_s - self._config.heartbeat_s, end_s)
         with self._lock:
+            self._num_receives += 1
+            reader = ReaderId(f"{self._worker}.{self._epoch}.{self._num_receives}")
             if self._is_closed or request_id in self._receives:
                 msg = f"{request_id}: the agent is closed, or a receive of this attempt is running"
                 raise TransferLogicError(msg)
+        session = RxSession(request_id, ticket, window, reader)
         end = session.prepare(self._layout, destinations, now_s)
         with self._lock:
             self._counts["receives_started"] += 1

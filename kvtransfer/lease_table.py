@@ -8,8 +8,8 @@ by its reader, expired, or dropped by us; only then may the manager reuse the pa
              |  \-- drop -----------> forgotten
              \---- deadline --------> EXPIRED, forgotten by the next sweep
 
-A lease has one reader. The first attempt that settles it is remembered: another one that comes later has
-read pages that may have been reused since, and is told EXPIRED.
+A lease has one reader: the first receive that settles it is remembered. Another one that comes later, of the
+same attempt or not, has read pages that may have been reused since, and is told EXPIRED.
 
 Invariant: an entry that was ever seen at or past its deadline never becomes live again, whatever clock
 value a later call brings (calls come from several threads, each with a clock value taken a little earlier).
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtransfer.errors import TransferLogicError
-from kvtransfer.messages import LeaseOutcome, SettleReply
+from kvtransfer.messages import LeaseOutcome, ReaderId, SettleReply
 from manager import Epoch, LeaseId, PageLease, RequestId
 
 
@@ -41,7 +41,7 @@ class _Entry:
     deadline_s: float
     """HELD: when it expires. SETTLED: when it is forgotten."""
     state: LeaseState = LeaseState.HELD
-    reader: RequestId | None = None
+    reader: ReaderId | None = None
 
 
 class LeaseTable:
@@ -111,7 +111,7 @@ class LeaseTable:
         return num_renewed
 
     def settle(
-        self, lease_id: LeaseId, epoch: Epoch, reader: RequestId, now_s: float
+        self, lease_id: LeaseId, epoch: Epoch, reader: ReaderId, now_s: float
     ) -> tuple[SettleReply, LeaseOutcome | None]:
         """Answer a reader that has read its last byte.
 

@@ -6,8 +6,16 @@ Durations, never timestamps, cross processes (M7).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NewType
 
 from manager import Epoch, LeaseId, PageLease, RequestId, WorkerName
+
+ReaderId = NewType("ReaderId", str)
+"""Who settles a lease: one receive of one life of one worker, and never another one.
+
+Not the attempt: a new term may offer an attempt again whose first reader has settled and then died, and to the
+second one the pages are another's.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@
 
 from typing import Protocol
 
-from kvtransfer.messages import SettleReply
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from kvtransfer.messages import ReaderId, SettleReply
+from manager import Epoch, LeaseId, WorkerName
 
 
 class PendingReply(Protocol):
@@ -24,14 +24,14 @@ class PendingReply(Protocol):
 class PeerChannel(Protocol):
     """Reaches the agents of other workers. Called from the agent thread only; no call blocks."""
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> PendingReply:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> PendingReply:
         """Ask `owner` for `TransferAgent.settle(lease_id, epoch, reader, its own now_s)`.
 
         Args:
             owner: the worker that gave the lease.
             lease_id: the lease that was read.
             epoch: the owner's life, as its ticket says.
-            reader: the attempt that read it, unique per attempt (C8).
+            reader: the receive that read it.
 
         Raises:
             PeerError: the owner cannot be reached.

@@ -24,6 +24,7 @@ from kvtransfer.messages import (
     MemoryDescription,
     PageCopy,
     PoolLayout,
+    ReaderId,
     ReadStatus,
     ReceiveOutcome,
     ReceiveResult,
@@ -55,7 +56,7 @@ class AskSettle:
     owner: WorkerName
     lease_id: LeaseId
     epoch: Epoch
-    reader: RequestId
+    reader: ReaderId
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,9 @@ _EVENT_OF_RESULT = {
 class RxSession:
     """One receive of one attempt. Not thread-safe."""
 
-    def __init__(self, request_id: RequestId, ticket: TransferTicket, window: ReceiveWindow) -> None:
-        """Start in INIT."""
+    def __init__(self, request_id: RequestId, ticket: TransferTicket, window: ReceiveWindow, reader: ReaderId) -> None:
+        """Start in INIT. `reader` names this receive to the owner, and no other one."""
+        self.reader = reader
         self.request_id = request_id
         self.ticket = ticket
         self.window = window
@@ -227,7 +229,7 @@ class RxSession:
         return self._end(result, reason, now_s)
 
     def _ask_settle(self) -> AskSettle:
-        return AskSettle(self.ticket.owner, self.ticket.lease_id, self.ticket.epoch, self.request_id)
+        return AskSettle(self.ticket.owner, self.ticket.lease_id, self.ticket.epoch, self.reader)
 
     def _end(self, result: ReceiveResult, message: str, now_s: float) -> End:
         event = SessionEvent.SETTLED if result is ReceiveResult.VERIFIED else _EVENT_OF_RESULT[result]

@@ -6,6 +6,7 @@ than the number of workers while nothing can be given.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from manager import WorkerName
 from scheduler.arrival_queue import ArrivalQueue
@@ -14,6 +15,7 @@ from scheduler.introductions import HoldingKind
 from scheduler.ledger import WorkerRecord
 from scheduler.messages import OfferGeneration, RunContext, RunLocal, WorkerRole
 from scheduler.router import Router
+from scheduler.spec import RequestSpec
 from scheduler.tracked_request import Phase, TrackedRequest
 
 
@@ -92,8 +94,23 @@ class Dispatcher:
         request.generation_worker = worker
         self._books.credit.spend(worker)
         self._books.counters["offers"] += 1
-        offer = OfferGeneration(attempt_id, request.spec, request.handoff)
+        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff)
         self._books.give(worker, request, HoldingKind.OFFER, offer, now_s)
+
+
+def _as_computed(request: TrackedRequest) -> RequestSpec:
+    """The spec that the context half had.
+
+    A door that claims a request for a new term may have accepted its first token meanwhile. To the reader that
+    token comes with the ticket: taken for prompt as well, a position would count whose KV nobody has computed.
+    """
+    spec, handoff = request.spec, request.handoff
+    if handoff is None:
+        return spec
+    num_accepted = handoff.ticket.num_tokens - len(spec.prompt_token_ids)
+    if num_accepted == len(spec.accepted_token_ids):
+        return spec
+    return replace(spec, accepted_token_ids=spec.accepted_token_ids[:num_accepted], is_continuation=num_accepted > 0)
 
 
 def _fits(request: TrackedRequest, record: WorkerRecord) -> bool:

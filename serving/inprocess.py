@@ -12,8 +12,8 @@ from pathlib import Path
 
 from configs import CentralConfig, DeploymentConfig
 from kvtransfer.agent import TransferAgent
-from kvtransfer.messages import SettleReply
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from kvtransfer.messages import ReaderId, SettleReply
+from manager import Epoch, LeaseId, WorkerName
 from scheduler.central import AskWorker, CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import DoorNotice, ReportBatch, SubmitReply, TokenBatch, WorkerHeartbeat
@@ -79,7 +79,7 @@ class InprocessPeers:
         """Make an agent reachable."""
         self._agents[worker] = agent
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> ReadyReply:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> ReadyReply:
         """Ask the owner, which answers at once."""
         return ReadyReply(self._agents[owner].settle(lease_id, epoch, reader, self._clock()))
 

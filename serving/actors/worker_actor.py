@@ -5,8 +5,8 @@ import os
 import time
 
 from kvtransfer.errors import PeerError
-from kvtransfer.messages import SettleReply
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from kvtransfer.messages import ReaderId, SettleReply
+from manager import Epoch, LeaseId, WorkerName
 from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerRole
 from scheduler.spec import Term
@@ -50,7 +50,7 @@ class WorkerActor:
         """A new central scheduler asks what is held here."""
         self._worker.introduce(term, self._send_introduction)
 
-    def settle(self, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> SettleReply:
+    def settle(self, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> SettleReply:
         """A peer has read a lease."""
         return self._worker.agent.settle(lease_id, epoch, reader, time.monotonic())
 

@@ -6,8 +6,8 @@ from typing import Any
 import ray
 
 from kvtransfer.errors import PeerError
-from kvtransfer.messages import SettleReply
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from kvtransfer.messages import ReaderId, SettleReply
+from manager import Epoch, LeaseId, WorkerName
 from scheduler.messages import ReportBatch, TokenBatch, WorkerHeartbeat
 from serving.actors.directory import CENTRAL_NAME, Directory
 
@@ -61,6 +61,6 @@ class RayPeers:
         """Use this directory."""
         self._directory = directory
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> RayReply:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> RayReply:
         """Ask the owner of a lease."""
         return RayReply(self._directory.find(owner).settle.remote(lease_id, epoch, reader))

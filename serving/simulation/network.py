@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtransfer.errors import PeerError, TransferLogicError
-from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus, SettleReply
+from kvtransfer.messages import MemoryDescription, PageCopy, ReaderId, ReadStatus, SettleReply
 from kvtransfer.transports.base import ReadId
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from manager import Epoch, LeaseId, WorkerName
 from serving.simulation.event_queue import EventQueue
 from serving.simulation.settings import FaultSettings, NetworkSettings
 
 _NAME = "virtual"
-Settle = Callable[[LeaseId, Epoch, RequestId], SettleReply]
+Settle = Callable[[LeaseId, Epoch, ReaderId], SettleReply]
 """A worker's own answer, at the moment of the call."""
 
 
@@ -189,7 +189,7 @@ class VirtualPeers:
         self._network = network
         self._on_answer = on_answer
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> VirtualReply:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> VirtualReply:
         """Send the question; it is answered on arrival, and the answer needs as long to come back."""
         reply = VirtualReply()
         message_s = self._network.settings.message_s

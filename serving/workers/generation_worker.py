@@ -82,6 +82,11 @@ class GenerationSide:
             message = f"attempt {request.attempt_id}: ticket of unknown type {type(ticket).__name__}"
             self._end_receive(request.request_id, message, now_s)
             return
+        if ticket.num_tokens != request.prompt_length:
+            # Positions that no page covers would count as computed (I7).
+            message = f"attempt {request.attempt_id}: ticket of {ticket.num_tokens} tokens for {request.prompt_length}"
+            self._end_receive(request.request_id, message, now_s)
+            return
         pages = tuple(self._manager.pages_to_fill(request.request_id))
         self._filling[request.attempt_id] = pages
         self._agent.start_receive(request.request_id, ticket, pages, now_s)

@@ -315,7 +315,7 @@ def _without_last_page(lease: PageLease) -> PageLease:
     return replace(lease, pages=lease.pages[:-1])
 
 
-@pytest.mark.parametrize("fault", ["partial", "other layout", "not a ticket"])
+@pytest.mark.parametrize("fault", ["partial", "other layout", "other length", "not a ticket"])
 def test_c17_a_ticket_that_is_missing_or_partial_ends_in_another_try_and_never_in_a_hang(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +330,8 @@ def test_c17_a_ticket_that_is_missing_or_partial_ends_in_another_try_and_never_i
             return made[-1]
         if fault == "other layout":
             return replace(made[0], layout=replace(made[0].layout, tokens_per_block=8))
+        if fault == "other length":  # its pages cover the prompt; what it says of them does not
+            return replace(made[0], lease=replace(lease, num_tokens=lease.num_tokens - 1))
         return replace(made[0], lease=_without_last_page(lease))
 
     if fault == "not a ticket":

@@ -158,7 +158,8 @@ class ModelWorker:
     def finish_context(self, attempt_id: AttemptId) -> None:
         """The prompt is computed: its pages are leased."""
         self._expect(attempt_id, "context")
-        num_tokens = len(self.specs[attempt_id].prompt_token_ids)
+        spec = self.specs[attempt_id]
+        num_tokens = len(spec.prompt_token_ids) + len(spec.accepted_token_ids)
         ticket = FakeTicket(self.name, self.epoch, LeaseId(next(self.lease_ids)), num_tokens)
         self.parts[attempt_id] = "leased"
         self.tickets[attempt_id] = ticket

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler.messages import DoorNotice, ErrorKind, TokenBatch, TokenEvent
-from scheduler.spec import DoorName, RequestSpec, RequestUid, SamplingParams, StopParams
+from scheduler.spec import DoorName, RequestSpec, RequestUid, SamplingParams, StopParams, Term
 from tests.fakes.handoff_engine import drawn_token
 
 DOOR = DoorName("door")
@@ -44,6 +44,12 @@ class HandoffDoor:
         self._max_resubmissions = max_resubmissions
         self.streams: dict[RequestUid, DoorStream] = {}
         self.violations: list[str] = []
+        self._term = Term(0)
+
+    def claim(self, term: Term) -> list[RequestSpec]:
+        """A new term asks: every stream that is open, to go on after its tokens (C6)."""
+        self._term = max(self._term, term)
+        return [replace(s.spec, accepted_token_ids=tuple(s.accepted)) for s in self.open_streams]
 
     def open(self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0) -> DoorStream:
         """A client asks."""
@@ -97,8 +103,10 @@ class HandoffDoor:
             if stream.num_resubmissions:
                 self._cancel(stream.spec.uid)
 
-    def on_notices(self, notices: Sequence[DoorNotice]) -> None:
-        """Attempts that ended early."""
+    def on_notices(self, notices: Sequence[DoorNotice], term: Term | None = None) -> None:
+        """Attempts that ended early; a notice of a term below one that has asked is of no account."""
+        if term is not None and term < self._term:
+            return
         for notice in notices:
             stream = self.streams[notice.uid]
             if not stream.is_open:

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from configs import CentralConfig, SchedulerConfig, TransferConfig
 from kvtransfer.agent import TransferAgent
-from kvtransfer.messages import GroupLayout, PoolLayout, ReceiveOutcome, ReceiveResult
+from kvtransfer.messages import GroupLayout, PoolLayout, ReaderId, ReceiveOutcome, ReceiveResult
 from kvtransfer.peers import PeerChannel
 from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTransport
-from manager import KVCacheManagerV2, LeaseId, RequestId, TierLevel
+from manager import KVCacheManagerV2, LeaseId, TierLevel
 from manager.errors import CopyFailedError
 from scheduler.admission import TransferAdmission
+from scheduler.introductions import WorkerIntroduction
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.messages import (
     CommandBatch,
@@ -29,7 +30,7 @@ from scheduler.messages import (
     WorkerRole,
 )
 from scheduler.policy import CacheShape
-from scheduler.spec import AttemptId
+from scheduler.spec import AttemptId, Term
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox
@@ -44,7 +45,7 @@ from tests.fakes.page_contents import PageContents
 from tests.fakes.transfer_transport import GatedTransport
 
 PAGE_BYTES = 32
-Message = ReportBatch | WorkerHeartbeat | TokenBatch
+Message = ReportBatch | WorkerHeartbeat | TokenBatch | WorkerIntroduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class HandoffWorker:
         registry: InProcessRegistry,
         peers: PeerChannel,
         clock: Callable[[], float],
-        readers_told_ok: Container[RequestId] = (),
+        readers_told_ok: Container[ReaderId] = (),
     ) -> None:
         """Build it; it does nothing until it is turned. `readers_told_ok`: whose settle was answered OK so far."""
         self.identity = identity
@@ -168,6 +169,10 @@ class HandoffWorker:
         """Commands arrive; a stopped process finds them when it wakes."""
         self.loop.post(batch)
 
+    def introduce(self, term: Term) -> None:
+        """A term asks what is held here; the loop answers between two iterations, in order with its reports."""
+        self.loop.introduce(term, self.registration(), self.outgoing.append)
+
     def run_loop(self) -> bool:
         """One iteration: all that touches the manager. A tier that cannot be written ends the process."""
         if not self.is_running:
@@ -190,10 +195,12 @@ class HandoffWorker:
         """One turn of the agent's thread; only pages that are being filled may change."""
         if not self.is_running:
             return
+        readers = {request_id: receive.session.reader for request_id, receive in self.agent._receives.items()}
         self._watched(lambda: self.agent.poll(self.now_s()))
         for outcome in self.agent._outcomes:
             is_verified = isinstance(outcome, ReceiveOutcome) and outcome.result is ReceiveResult.VERIFIED
-            if is_verified and outcome.request_id not in self._readers_told_ok:
+            reader = readers.get(outcome.request_id) if is_verified else None
+            if reader is not None and reader not in self._readers_told_ok:
                 self.engine.violations.append(f"{outcome.request_id} is verified and no owner said OK")
 
     def move_bytes(self) -> None:

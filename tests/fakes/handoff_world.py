@@ -8,15 +8,18 @@ between two parties keep their order; what a killed process had not sent is lost
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from kvtransfer.errors import PeerError
-from kvtransfer.messages import SettleReply
+from kvtransfer.messages import ReaderId, SettleReply
 from kvtransfer.transports.inprocess import InProcessRegistry
-from manager import Epoch, LeaseId, RequestId, WorkerName
-from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
+from manager import Epoch, LeaseId, WorkerName
+from scheduler.central import AskDoor, AskWorker, CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import ReportBatch, TokenBatch, WorkerHeartbeat, WorkerRole
 from scheduler.reconcile import Divergence
 from scheduler.spec import RequestSpec, RequestUid, Term
+from serving.actors.report_order import ReportOrder
 from serving.workers.worker_plan import WorkerIdentity
 from tests.fakes.handoff_door import DOOR, DoorStream, HandoffDoor
 from tests.fakes.handoff_worker import HandoffWorker, WorldShape
@@ -31,7 +34,7 @@ class Question:
     owner: WorkerName
     lease_id: LeaseId
     epoch: Epoch
-    reader: RequestId
+    reader: ReaderId
     answer: SettleReply | None = None
     is_answer_here: bool = False
     is_lost: bool = False
@@ -63,7 +66,7 @@ class HandoffWorld:
         self.central = CentralScheduler(self.shape.central, Term(1))
         self.questions: list[Question] = []
         self.holds_answers = False
-        self._told_ok: set[RequestId] = set()
+        self._told_ok: set[ReaderId] = set()
         self.divergences: list[Divergence] = []
         self.workers: dict[WorkerName, HandoffWorker] = {}
         self.past_lives: list[HandoffWorker] = []
@@ -71,6 +74,8 @@ class HandoffWorld:
         self._to_door: deque[NotifyDoor] = deque()
         self.door = HandoffDoor(self._submit, self._cancel)
         self._num_lives = 0
+        self._num_terms = 1
+        self._order = ReportOrder()
         counts = {
             WorkerRole.CONTEXT: self.shape.context_workers,
             WorkerRole.GENERATION: self.shape.generation_workers,
@@ -79,6 +84,18 @@ class HandoffWorld:
         for role, count in counts.items():
             for number in range(count):
                 self._start(WorkerName(f"{role}-{number}"), role)
+
+    def replace_central(self, *, loses_notices: bool = False) -> None:
+        """The central scheduler is killed: what was under way to it is lost. A successor asks everybody (C6)."""
+        self._num_terms += 1
+        self._from_door.clear()
+        if loses_notices:
+            self._to_door.clear()
+        # A term that finds itself known raises itself by one; the next one is begun far above it, by the clock.
+        self.central = CentralScheduler(self.shape.central, Term(1000 * self._num_terms))
+        self._order = ReportOrder()
+        self.central.take_over(list(self.workers), [DOOR], self.now_s)
+        self._take_commands()
 
     def __getitem__(self, name: str) -> HandoffWorker:
         """The present life of `context-0` and so on."""
@@ -141,7 +158,8 @@ class HandoffWorld:
             self._from_door.popleft()()
             self._take_commands()
         for _ in range(min(count, len(self._to_door))):
-            self.door.on_notices(self._to_door.popleft().notices)
+            command = self._to_door.popleft()
+            self.door.on_notices(command.notices, command.term)
 
     def deliver_from(self, name: str, count: int = 1 << 30) -> None:
         """Bring a worker's oldest messages to their receivers."""
@@ -152,12 +170,23 @@ class HandoffWorld:
             message = worker.outgoing.pop(0)
             match message:
                 case ReportBatch():
-                    self.central.reports(message, self.now_s)
+                    self._report(self._order.push(message))
+                case WorkerIntroduction(registration=registration, reports_sent=reports_sent):
+                    early = self._order.begin(registration.worker, registration.epoch, reports_sent)
+                    self.central.introduce(message, self.now_s)
+                    self._report(early)
                 case WorkerHeartbeat():
                     self.divergences += self.central.heartbeat(message, self.now_s)
                 case TokenBatch():
                     self.door.on_tokens(message)
             self._take_commands()
+
+    def _report(self, due: Iterable[ReportBatch]) -> None:
+        for batch in due:
+            self.central.reports(batch, self.now_s)
+
+    def _claim(self, term: Term) -> None:
+        self.central.claim(DOOR, self.door.claim(term), self.now_s)
 
     def _take_commands(self) -> None:
         for command in self.central.take_commands():
@@ -166,10 +195,16 @@ class HandoffWorld:
                     worker = self.workers.get(name)
                     if worker is not None and worker.is_alive and worker.identity.epoch == epoch:
                         worker.post(batch)
+                case AskWorker(worker=name, term=term):
+                    asked = self.workers.get(name)
+                    if asked is not None and asked.is_alive:
+                        asked.introduce(term)
+                case AskDoor(term=term):
+                    self._from_door.append(partial(self._claim, term))
                 case NotifyDoor():
                     self._to_door.append(command)
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> Question:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> Question:
         """The `PeerChannel` of every agent: the question is on its way."""
         self.questions.append(Question(owner, lease_id, epoch, reader))
         return self.questions[-1]
@@ -203,6 +238,7 @@ class HandoffWorld:
                 worker.poll()
                 worker.beat()
                 self._deliver_from(worker)
+            self.central.door_heartbeat(DOOR, self.now_s)
             self.central.tick(self.now_s)
             self._take_commands()
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from kvtransfer.agent import TransferAgent
 from kvtransfer.errors import PeerError
-from kvtransfer.messages import SettleReply
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from kvtransfer.messages import ReaderId, SettleReply
+from manager import Epoch, LeaseId, WorkerName
 
 
 @dataclass
@@ -33,7 +33,7 @@ class FakePeers:
     holds_answers: bool = False
     replies: list[FakeReply] = field(default_factory=list)
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> FakeReply:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> FakeReply:
         """Ask at once; the answer is delivered at once unless answers are held."""
         if owner not in self.agents:
             msg = f"{owner} cannot be reached"

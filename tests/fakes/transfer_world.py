@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvtransfer.agent import TransferAgent
 from kvtransfer.errors import PeerError
-from kvtransfer.messages import LeaseOutcome, ReceiveOutcome, ReceiveResult, SettleReply, TransferTicket
+from kvtransfer.messages import LeaseOutcome, ReaderId, ReceiveOutcome, ReceiveResult, SettleReply, TransferTicket
 from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTransport
 from manager import Epoch, LeaseId, PageLocation, RequestId, WorkerName
 from tests.fakes.transfer_transport import GatedTransport
@@ -29,7 +29,7 @@ class Message:
 
     lease_id: LeaseId
     epoch: Epoch
-    reader: RequestId
+    reader: ReaderId
     answer: SettleReply | None = None
     is_answer_here: bool = False
     is_lost: bool = False
@@ -134,7 +134,7 @@ class TransferWorld:
 
     # -- the reader ------------------------------------------------------------------------------------
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> Message:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> Message:
         """The reader's `PeerChannel`: the question is on its way."""
         assert owner == OWNER
         self.messages.append(Message(lease_id, epoch, reader))

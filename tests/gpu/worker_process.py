@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from kvtransfer.messages import SettleReply
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from kvtransfer.messages import ReaderId, SettleReply
+from manager import Epoch, LeaseId, WorkerName
 from scheduler.messages import (
     CommandBatch,
     ReportBatch,
@@ -43,7 +43,7 @@ class _PipeSinks:
 class _NoPeers:
     """A context worker asks nobody."""
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> NoReturn:
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> NoReturn:
         raise NotImplementedError(owner, lease_id, epoch, reader)
 
 
@@ -97,7 +97,7 @@ class RemoteContextWorker:
         taken, self._received = self._received, []
         return taken
 
-    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> "_PipeReply":
+    def settle(self, owner: WorkerName, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> "_PipeReply":
         """See `PeerChannel.settle`."""
         assert owner == CONTEXT_NAME
         self._num_asked += 1

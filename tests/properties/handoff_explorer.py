@@ -67,7 +67,16 @@ def events_of(seed: int, count: int = NUM_EVENTS) -> list[Event]:
     random = Random(f"events {seed}")
     names, weights = list(_WEIGHTS), list(_WEIGHTS.values())
     # A seed leaves some faults out, so that others get further before the next one strikes.
-    for name in ("kill", "pause", "advance_long", "fail_step", "fail_read", "lose_question", "break_wire"):
+    for name in (
+        "kill",
+        "replace_central",
+        "pause",
+        "advance_long",
+        "fail_step",
+        "fail_read",
+        "lose_question",
+        "break_wire",
+    ):
         if random.random() < 0.4:
             weights[names.index(name)] = 0
     return [
@@ -173,6 +182,7 @@ def counts_of(world: HandoffWorld) -> Counter[str]:
     totals["streams"] = len(streams)
     totals["resubmissions"] = sum(stream.num_resubmissions for stream in streams)
     totals["killed"] = len(world.past_lives)
+    totals["terms"] = world.central.term - 1
     totals.update(f"stream {end.split(':')[0]}" for stream in streams for end in stream.ends)
     return totals
 
@@ -266,6 +276,10 @@ def _kill(world: HandoffWorld, event: Event) -> None:
     world.kill(worker.identity.name, num_sent=event.detail % (len(worker.outgoing) + 1))
 
 
+def _replace_central(world: HandoffWorld, event: Event) -> None:
+    world.replace_central(loses_notices=bool(event.detail % 2))
+
+
 def _pause(world: HandoffWorld, event: Event) -> None:
     _worker(world, event).is_paused = True
 
@@ -324,6 +338,7 @@ _ACTIONS: Mapping[str, Callable[[HandoffWorld, Event], None]] = {
     "advance": _advance,
     "advance_long": _advance_long,
     "kill": _kill,
+    "replace_central": _replace_central,
     "pause": _pause,
     "resume": _resume,
     "supervise": _supervise,
@@ -349,6 +364,7 @@ _WEIGHTS: Mapping[str, int] = {
     "advance": 6,
     "advance_long": 3,
     "kill": 2,
+    "replace_central": 1,
     "pause": 2,
     "resume": 3,
     "supervise": 3,

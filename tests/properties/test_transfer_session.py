@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer.messages import ReadStatus, ReceiveResult, SettleReply
+from kvtransfer.messages import ReaderId, ReadStatus, ReceiveResult, SettleReply
 from kvtransfer.session import AskSettle, CancelRead, End, ReceiveWindow, RxSession, SessionCommand, StartRead
 from kvtransfer.states import SessionState
 from manager import RequestId
@@ -55,7 +55,7 @@ STOPPING_SIGNALS = {"done", "failed", "stopped", "refused"}
 def test_whatever_arrives_a_session_ends_once_and_only_with_all_bytes_and_an_ok_is_it_trusted(
     num_blocks: int, signals: list[tuple[str, float]]
 ) -> None:
-    session = RxSession(RequestId("attempt"), ticket(lease((1, 2))), WINDOW)
+    session = RxSession(RequestId("attempt"), ticket(lease((1, 2))), WINDOW, ReaderId("reader"))
     assert session.prepare(LAYOUT, pages(tuple(range(num_blocks))), 0.0) is None
     now_s, commands, history = 0.0, list[SessionCommand](), list[str]()
     for signal, seconds in signals:
@@ -83,7 +83,7 @@ def test_whatever_arrives_a_session_ends_once_and_only_with_all_bytes_and_an_ok_
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.sampled_from(SIGNALS), max_size=10))
 def test_whatever_has_happened_a_session_ends_when_its_read_stops_and_its_time_is_over(signals: list[str]) -> None:
-    session = RxSession(RequestId("attempt"), ticket(lease((1, 2))), WINDOW)
+    session = RxSession(RequestId("attempt"), ticket(lease((1, 2))), WINDOW, ReaderId("reader"))
     session.prepare(LAYOUT, pages((4, 5)), 0.0)
     for signal in signals:
         send(session, signal, 1.0)

@@ -7,13 +7,13 @@ import time
 import pytest
 
 from kvtransfer.errors import TransferLogicError
-from kvtransfer.messages import LeaseOutcome, ReceiveResult, SettleReply
-from manager import Epoch, LeaseId, RequestId
+from kvtransfer.messages import LeaseOutcome, ReaderId, ReceiveResult, SettleReply
+from manager import Epoch, LeaseId
 from tests.fakes.transfer_transport import GatedTransport
 from tests.fakes.transfer_values import CONFIG, EPOCH, PAGE_BYTES, lease
 from tests.unit.kvtransfer.pair import ATTEMPT, make_pair
 
-SOMEONE = RequestId("someone")
+SOMEONE = ReaderId("someone")
 
 
 def test_an_expired_lease_is_reported_once_and_its_late_reader_is_refused() -> None:
@@ -26,6 +26,21 @@ def test_an_expired_lease_is_reported_once_and_its_late_reader_is_refused() -> N
     assert reply is SettleReply.EXPIRED
     assert pair.owner.num_leases == 0
     assert pair.owner.counters()["late_signals"] == 1
+
+
+def test_one_attempt_that_is_received_twice_is_two_readers_and_the_second_is_refused() -> None:
+    # A new term may offer an attempt again whose first receive settled the lease: the pages are another's by then.
+    pair = make_pair()
+    ticket = pair.give(lease())
+    pair.start(ticket, (5, 6))
+    pair.poll(3)
+    (outcome,) = pair.lease_ends()
+    assert outcome.settled
+    pair.source[:] = 0  # the owner reuses them at once
+    pair.start(ticket, (7, 8))
+    pair.poll(3)
+    results = [received.result for received in pair.received()]
+    assert results == [ReceiveResult.VERIFIED, ReceiveResult.EXPIRED]
 
 
 def test_a_renewed_lease_outlives_its_first_deadline() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from kvtransfer.errors import TransferLogicError
 from kvtransfer.lease_table import LeaseState, LeaseTable
-from kvtransfer.messages import LeaseOutcome, SettleReply
-from manager import Epoch, LeaseId, PageLease, RequestId
+from kvtransfer.messages import LeaseOutcome, ReaderId, SettleReply
+from manager import Epoch, LeaseId, PageLease
 from tests.fakes.transfer_values import EPOCH, lease
 
 DURATION_S = 10.0
-READER = RequestId("reader")
+READER = ReaderId("reader")
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def table() -> LeaseTable:
     return LeaseTable(EPOCH, DURATION_S)
 
 
-def settle(table: LeaseTable, held: PageLease, now_s: float, reader: RequestId = READER) -> SettleReply:
+def settle(table: LeaseTable, held: PageLease, now_s: float, reader: ReaderId = READER) -> SettleReply:
     return table.settle(held.lease_id, held.epoch, reader, now_s)[0]
 
 
@@ -53,7 +53,7 @@ def test_another_reader_of_a_settled_lease_is_told_expired(table: LeaseTable) ->
     held = lease()
     table.hold(held, 0.0)
     settle(table, held, 1.0)
-    assert settle(table, held, 1.0, RequestId("another")) is SettleReply.EXPIRED
+    assert settle(table, held, 1.0, ReaderId("another")) is SettleReply.EXPIRED
     assert settle(table, held, 1.0) is SettleReply.OK
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvtransfer.errors import TransferLogicError
-from kvtransfer.messages import ReadStatus, ReceiveResult, SettleReply
+from kvtransfer.messages import ReaderId, ReadStatus, ReceiveResult, SettleReply
 from kvtransfer.session import AskSettle, CancelRead, End, ReceiveWindow, RxSession, SessionCommand, StartRead
 from kvtransfer.states import SessionState
 from manager import RequestId
@@ -14,7 +14,7 @@ WINDOW = ReceiveWindow(start_s=0.0, stop_reading_s=9.5, end_s=10.0)
 
 
 def ready(slots: tuple[int, ...] = (5, 6)) -> RxSession:
-    session = RxSession(ATTEMPT, ticket(lease((1, 2))), WINDOW)
+    session = RxSession(ATTEMPT, ticket(lease((1, 2))), WINDOW, ReaderId("reader"))
     assert session.prepare(LAYOUT, pages(slots), 0.0) is None
     return session
 
@@ -43,7 +43,7 @@ def test_a_good_receive_reads_asks_and_ends_verified() -> None:
     assert sum(copy.num_bytes for copy in start.copies) == session.num_bytes == 2 * PAGE_BYTES
     assert session.on_read_status(ReadStatus.PENDING, "", 0.5) is None
     ask = session.on_read_status(ReadStatus.DONE, "", 1.0)
-    assert ask == AskSettle(OWNER, session.ticket.lease_id, EPOCH, ATTEMPT)
+    assert ask == AskSettle(OWNER, session.ticket.lease_id, EPOCH, ReaderId("reader"))
     end = session.on_settle_reply(SettleReply.OK, 2.0)
     assert result_of(end) is ReceiveResult.VERIFIED
     assert session.state is SessionState.FULLY_TRANSFERRED

@@ -43,6 +43,28 @@ def test_every_phase_of_a_handoff_is_adopted_where_it_stands() -> None:
         assert _kinds(world, "g0").count(OfferGeneration) == 1
 
 
+def test_an_adopted_context_is_offered_as_it_was_computed_though_the_door_has_its_first_token() -> None:
+    # Offered with that token as prompt, the reader would count a position whose KV nobody computed.
+    for has_reported in (True, False):
+        world = CentralWorld("c0", "g0")
+        world.submit(A)
+        if has_reported:
+            world.compute_context("a")
+            world.defer("a")
+        else:
+            world.workers["c0"].finish_context(world.attempt("c0", "a"))
+            world.workers["c0"].flush()  # on its way when the central scheduler died
+        world.succeed(4, make_spec("a", accepted=1))
+        world.advance(0.5)
+        (offer,) = [c for c in world.commands("g0")[-1:] if isinstance(c, OfferGeneration)]
+        assert offer.spec == A
+        assert offer.handoff is not None
+        world.reserve("a")
+        world.activate("a")
+        world.finish("a")
+        world.assert_idle()
+
+
 def test_a_report_that_the_dead_term_never_heard_is_no_loss() -> None:
     world = CentralWorld("c0", "g0")
     world.submit(A)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvtransfer.errors import PeerError, TransferLogicError
-from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus, SettleReply
-from manager import Epoch, LeaseId, RequestId, WorkerName
+from kvtransfer.messages import MemoryDescription, PageCopy, ReaderId, ReadStatus, SettleReply
+from manager import Epoch, LeaseId, WorkerName
 from serving.simulation.event_queue import EventQueue
 from serving.simulation.network import VirtualNetwork, VirtualPeers, VirtualTransport
 from serving.simulation.settings import FaultSettings, NetworkSettings
@@ -88,7 +88,7 @@ def test_a_settle_is_answered_after_two_messages_by_the_life_that_is_there_then(
     peers = VirtualPeers(network, lambda: answers.append(network.events.now_s))
     network.events.at(0.5, lambda: network.leave(OWNER, Epoch(1)))
     network.events.at(0.5, lambda: network.join(OWNER, Epoch(2), lambda lease, epoch, by: SettleReply.EXPIRED))
-    reply = peers.settle(OWNER, LeaseId(1), Epoch(1), RequestId("r"))
+    reply = peers.settle(OWNER, LeaseId(1), Epoch(1), ReaderId("r"))
     assert reply.result() is None
     network.events.run_until(10.0)
     assert reply.result() is SettleReply.EXPIRED
@@ -98,7 +98,7 @@ def test_a_settle_is_answered_after_two_messages_by_the_life_that_is_there_then(
 def test_a_settle_with_nobody_there_is_lost() -> None:
     network, _, _ = _world()
     network.leave(OWNER, Epoch(1))
-    reply = VirtualPeers(network, lambda: None).settle(OWNER, LeaseId(1), Epoch(1), RequestId("r"))
+    reply = VirtualPeers(network, lambda: None).settle(OWNER, LeaseId(1), Epoch(1), ReaderId("r"))
     network.events.run_until(10.0)
     with pytest.raises(PeerError, match="gone"):
         reply.result()
