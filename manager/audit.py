@@ -155,6 +155,11 @@ def _audit_cache(parts: ManagerParts, cache: KVCache) -> None:
         (cache.num_committed == 0) == (cache.leaf == NONE),
         f"{name}: {cache.num_committed} committed, leaf {cache.leaf}",
     )
+    tree = parts.storage.tree
+    _require(
+        cache.leaf == NONE or tree.by_digest.get(tree.digest(cache.leaf), NONE) == cache.leaf,
+        f"{name}: its leaf {cache.leaf} has left the tree",
+    )
     for group, group_pages in enumerate(cache.pages):
         _require(
             len(group_pages) == cache.num_blocks,
@@ -164,7 +169,7 @@ def _audit_cache(parts: ManagerParts, cache: KVCache) -> None:
         for block in range(cache.num_committed - 1, -1, -1):
             page = group_pages[block]
             _require(page == NONE or pages.node[page] == node, f"{name}: block {block} is not on its path in the tree")
-            node = parts.storage.tree.parent[node]
+            node = tree.parent[node]
         reached = max(cache.history, cache.reserved_tokens)
         stale = parts.geometry.layer_groups[group].stale_blocks(reached, size)
         for block, page in enumerate(group_pages):

@@ -261,7 +261,12 @@ class KVCache(CacheChain):
                 self._commit_page(group, node, block)
             leaf = node
             block += 1
-        tree.prune(leaf)
+        last = leaf
+        # The leaf must stay in the tree, so it needs a page of ours: what a transfer brought may end in blocks that
+        # had left every window. They are committed with the next block that has one.
+        while block > self.num_committed and all(pages[block - 1] == NONE for pages in self.pages):
+            block, leaf = block - 1, tree.parent[leaf]
+        tree.prune(last)
         if block > self.num_committed:
             self._set_lengths(self.history, block, leaf)
 

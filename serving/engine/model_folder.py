@@ -23,6 +23,12 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 HASHES_FILE = "pdserve_hashes.json"
 
 _HASH_CHUNK_BYTES = 1 << 20
+_WINDOWED_TYPES = ("mistral", "ministral")
+"""Computed like Llama but for the windows: every layer has one, or `layer_types` says which."""
+_DEFAULT_WINDOW = 4096
+"""What a file of these types means that has no `sliding_window`."""
+_SINKS_KEY = "num_sink_tokens"
+"""Our own key: no published family has sinks by position."""
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -76,6 +82,8 @@ def load_model_config(folder: Path) -> ModelConfig:
             tie_embeddings=raw.get("tie_word_embeddings", False) is True,
             bos_token_id=bos_ids[0] if bos_ids else None,
             eos_token_ids=tuple(dict.fromkeys(ids)),
+            layer_windows=_layer_windows(path, raw),
+            num_sink_tokens=_integer(path, raw, _SINKS_KEY, 0),
         )
     except ValueError as error:
         raise ModelFileError(path, str(error)) from error
@@ -178,7 +186,7 @@ def hash_file(path: Path) -> str:
 
 def _refuse_other_architectures(path: Path, raw: Mapping[str, object]) -> None:
     expected: dict[str, tuple[object, ...]] = {
-        "model_type": ("llama",),
+        "model_type": ("llama", *_WINDOWED_TYPES),
         "hidden_act": ("silu", None),
         "attention_bias": (False, None),
         "mlp_bias": (False, None),
@@ -188,6 +196,26 @@ def _refuse_other_architectures(path: Path, raw: Mapping[str, object]) -> None:
     for key, allowed in expected.items():
         if raw.get(key) not in allowed:
             raise ModelFileError(path, f"{key}={raw.get(key)!r} is not supported (only {allowed[0]!r})")
+
+
+def _layer_windows(path: Path, raw: Mapping[str, object]) -> tuple[int | None, ...]:
+    """The window of each layer, as transformers understands the file; empty where all layers see everything."""
+    if raw["model_type"] not in _WINDOWED_TYPES:
+        return ()
+    has_window = raw.get("sliding_window", _DEFAULT_WINDOW) is not None
+    window = _integer(path, raw, "sliding_window", _DEFAULT_WINDOW) if has_window else None
+    num_layers = _integer(path, raw, "num_hidden_layers")
+    types = raw.get("layer_types")
+    if types is None:
+        return (window,) * num_layers if has_window else ()
+    if raw["model_type"] != "ministral":
+        raise ModelFileError(path, f"layer_types is not part of model_type={raw['model_type']!r}")
+    windows = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(types, list) or not all(kind in windows for kind in types):
+        raise ModelFileError(path, f"layer_types={types!r} must list {' or '.join(windows)} for each layer")
+    if not has_window and "sliding_attention" in types:
+        raise ModelFileError(path, "layer_types has sliding_attention, but sliding_window is null")
+    return tuple(windows[kind] for kind in types)
 
 
 def _rope_theta(path: Path, raw: Mapping[str, object]) -> float:

@@ -101,8 +101,7 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     save_file(tiny_tensors(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
     documents: dict[str, dict[str, object]] = {
         "config.json": {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            **_family(config),
             "hidden_act": "silu",
             "dtype": "float32",
             "num_hidden_layers": config.num_layers,
@@ -131,6 +130,21 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
         (folder / name).write_text(json.dumps(document), encoding="utf-8")
     _byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
+
+
+def _family(config: ModelConfig) -> dict[str, object]:
+    """Llama, or, where a layer has a window, the family that differs in nothing else."""
+    windows = {window for window in config.layer_windows if window is not None}
+    if not windows:
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (window,) = windows
+    family: dict[str, object] = {
+        "architectures": ["MinistralForCausalLM"],
+        "model_type": "ministral",
+        "sliding_window": window,
+        "layer_types": ["full_attention" if each is None else "sliding_attention" for each in config.layer_windows],
+    }
+    return family | ({"num_sink_tokens": config.num_sink_tokens} if config.num_sink_tokens else {})
 
 
 def _byte_tokenizer() -> Tokenizer:

@@ -82,6 +82,27 @@ def test_a_reservation_takes_windowed_pages_for_the_prompts_end_only(audited: Re
     complete.commit()
 
 
+def test_a_received_block_that_has_left_every_window_is_committed_with_the_next_that_has_not(
+    audited: Register,
+) -> None:
+    # A window of one block, and a prompt one short of three: blocks 0 and 1 are full and have no page.
+    manager = audited(windowed_manager((4,)))
+    request = FakeRequest("a", list(range(20)), prompt_length=11)
+    plan = manager.begin_plan()
+    granted(manager.prepare_disagg_gen_init(request))
+    plan.commit()
+    complete = manager.begin_complete()
+    manager.activate_disagg_gen(request)
+    complete.commit()
+    manager.audit()
+    compute_context(manager, FakeRequest("b", [50 + n for n in range(20)]))  # would take the place of a lost node
+    complete = manager.begin_complete()
+    manager.advance(request, 1)
+    complete.commit()
+    assert manager.num_committed_tokens(request.request_id) == 12
+    manager.audit()
+
+
 def test_pools_of_different_page_sizes_are_charged_apart(audited: Register) -> None:
     manager = audited(windowed_manager((None, None, 8), num_slots=64))
     request = FakeRequest("a", list(range(10)))

@@ -26,6 +26,35 @@ def test_a_folders_configuration_is_read_whole(tmp_path: Path) -> None:
     assert load_model_config(tmp_path) == tiny_config(tie_embeddings=False, max_position=512)
 
 
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "llama", "sliding_window": 64}, ()),
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "mistral", "sliding_window": 64}, (64, 64)),
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "ministral", "sliding_window": 64}, (64, 64)),
+        (
+            {"model_type": "ministral", "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+            (64, None),
+        ),
+    ],
+)
+def test_windows_are_understood_as_the_family_means_them(
+    tmp_path: Path, changes: dict[str, object], windows: tuple[int | None, ...]
+) -> None:
+    write_tiny_model(tmp_path)
+    _edit(tmp_path / "config.json", **changes)
+
+    assert load_model_config(tmp_path).layer_windows == windows
+
+
+def test_a_windowed_configuration_is_read_whole(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, layer_windows=(24, None), num_sink_tokens=4)
+
+    assert load_model_config(tmp_path) == tiny_config(layer_windows=(24, None), num_sink_tokens=4)
+
+
 def test_end_of_sequence_ids_of_both_files_are_joined(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     _edit(tmp_path / "generation_config.json", eos_token_id=[7, 2, 9])
@@ -43,7 +72,22 @@ def test_rope_theta_is_found_where_newer_folders_keep_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model_type": "mistral"}, "model_type='mistral' is not supported"),
+        ({"model_type": "qwen2"}, "model_type='qwen2' is not supported"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, "layer_types is not part of model_type"),
+        (
+            {"model_type": "ministral", "layer_types": ["full_attention", "chunked"]},
+            "layer_types=['full_attention', 'chunked'] must list",
+        ),
+        (
+            {"model_type": "ministral", "layer_types": ["sliding_attention"] * 2, "sliding_window": None},
+            "layer_types has sliding_attention, but sliding_window is null",
+        ),
+        (
+            {"model_type": "ministral", "layer_types": ["full_attention"]},
+            "layer_windows has 1 entries for num_layers",
+        ),
+        ({"model_type": "mistral", "sliding_window": 0}, "layer_windows=(0, 0): a window must be above 0"),
+        ({"num_sink_tokens": 4}, "num_sink_tokens=4, but no layer has a window"),
         ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling="),
