@@ -97,6 +97,18 @@ def test_a_batch_of_sixteen_with_a_chunk_in_it_gives_the_logits_of_decoding_alon
     assert torch.equal(result.logits[place], alone[-1])
 
 
+@pytest.mark.parametrize("num_sinks", [0, 3])
+@pytest.mark.parametrize("chunk", [7, 64, 460])
+def test_tiles_that_a_window_leaves_out_change_no_bit(chunk: int, num_sinks: int) -> None:
+    small = make_tiny_model(layer_windows=(70, 70), num_sink_tokens=num_sinks)
+    one_by_one = run_in_chunks(_make_engine(small), _sequence("alone", seed=1, num_tokens=460), chunk=1)
+
+    logits = run_in_chunks(_make_engine(small), _sequence("alone", seed=1, num_tokens=460), chunk)
+
+    ends = [min(first + chunk, 460) - 1 for first in range(0, 460, chunk)]
+    assert torch.equal(logits, one_by_one[ends])
+
+
 def test_the_size_of_blocks_changes_no_bit(model: TinyModel, alone: torch.Tensor) -> None:
     for tokens_per_block in (8, 24, 128, 256):
         engine = Engine(model.config, model.weights, {GROUP: model.make_pool(40, tokens_per_block)})
