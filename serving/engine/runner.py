@@ -9,23 +9,14 @@ import torch
 
 from configs import ModelConfig
 from manager import LayerGroupId, LayerId
-from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch, StepResult
-from serving.engine.exactness import measure_attention, measure_linears
-from serving.engine.linear import MAX_ROWS, RowRule
-from serving.engine.model import LlamaModel
+from serving.engine.native_forward import NativeForward
 from serving.engine.paging import PageLayout
-from serving.engine.plan import ITEM_TOKENS, BatchRules, StepPlanner
 from serving.engine.sampler import draw_tokens
+from serving.engine.torch_forward import TorchForward
 from serving.engine.weights import ModelWeights
-
-_HEAD_ROWS = 32
-"""Rows of one call of the output head: the largest product of all, so measured only up to here."""
-_ANY_BATCH = BatchRules(
-    linear=RowRule(1, MAX_ROWS),
-    head=RowRule(1, _HEAD_ROWS),
-    attention=ProductRule(row_multiple=1, products_per_call=None),
-)
+from serving.kernels.binding import NativeLibrary, load_library
+from serving.kernels.packed_weights import PackedWeights
 
 
 class Engine:
@@ -34,37 +25,33 @@ class Engine:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights,
+        weights: ModelWeights | PackedWeights,
         pools: Mapping[LayerGroupId, torch.Tensor],
         *,
         layer_groups: Mapping[LayerGroupId, Sequence[LayerId]] | None = None,
         exact: bool = True,
     ) -> None:
-        """Check the pools, and (when `exact`) measure which padding this machine's kernels need.
+        """Check the pools, and (with torch, when `exact`) measure which padding this machine's kernels need.
 
         Args:
             config: the model's geometry.
-            weights: from `load_weights`.
+            weights: from `load_weights`; they say which kernels run.
             pools: per layer group, [num_slots, num_layers, 2, num_kv_heads, tokens_per_block, head_dim]
                 on the device and in the format of the weights; each step writes into them.
             layer_groups: the layers of each group, in the order of its pool; may be left out when
                 there is one group.
             exact: a row's logits are bit-identical whatever else is in the batch (E1). False skips
-                the measurement and the padding.
+                torch's measurement and padding; the native kernels are exact as they are.
 
         Raises:
             ValueError: a pool does not fit the model or the weights.
             InexactKernelError: `exact`, and this machine's kernels cannot be made batch-invariant.
         """
-        self._pools = dict(pools)
         self._config = config
-        self._weights = weights
-        self._layer_places = _layer_places(config, pools, layer_groups)
-        layouts = {group: _checked_layout(config, weights, pool) for group, pool in self._pools.items()}
-        self.batch_rules = _measured_rules(config, weights) if exact else _ANY_BATCH
-        heads_per_kv = config.num_heads // config.num_kv_heads
-        self._planner = StepPlanner(layouts, heads_per_kv, self.batch_rules, weights.device)
-        self._model = LlamaModel(config, weights, self.batch_rules)
+        places = _layer_places(config, pools, layer_groups)
+        for pool in pools.values():
+            _check_pool(config, weights, pool)
+        self._forward = _make_forward(config, weights, pools, places, exact=exact)
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, *, return_logits: bool = False) -> StepResult:
@@ -85,26 +72,42 @@ class Engine:
             if end > self._config.max_position:
                 msg = f"{sequence.request_id}: position {end - 1} is past the context of {self._config.max_position}"
                 raise ValueError(msg)
-        plan = self._planner.plan(batch)
-        hidden = self._model.forward(plan, self._pools, self._layer_places)
+        logits = self._forward.logits(batch)
         drawing = [(s.request_id, s.sampling) for s in batch.sequences if s.sampling is not None]
         if not drawing:
-            empty = torch.empty(0, self._config.vocab_size) if return_logits else None
-            return StepResult(token_ids={}, logits=empty)
-        logits = self._model.logits(hidden[plan.drawn_rows])[: len(drawing)]
+            return StepResult(token_ids={}, logits=logits.cpu() if return_logits else None)
         tokens = draw_tokens(logits, [key for _, key in drawing])
         token_ids = {request_id: token for (request_id, _), token in zip(drawing, tokens, strict=True)}
         return StepResult(token_ids=token_ids, logits=logits.cpu() if return_logits else None)
 
 
-def _measured_rules(config: ModelConfig, weights: ModelWeights) -> BatchRules:
-    of_layers = [linear for layer in weights.layers for linear in layer.linears()]
-    item_rows = ITEM_TOKENS * config.num_heads // config.num_kv_heads
-    return BatchRules(
-        linear=measure_linears(of_layers, weights.dtype, weights.device, MAX_ROWS),
-        head=measure_linears([weights.head], weights.dtype, weights.device, _HEAD_ROWS),
-        attention=measure_attention(config.head_dim, item_rows, weights.device),
-    )
+def exactness_class(weights: ModelWeights | PackedWeights) -> str:
+    """Names the arithmetic of an engine over `weights`: pages may be exchanged only where it is the same."""
+    if isinstance(weights, PackedWeights):
+        return _library().exactness_class
+    capability = torch.backends.cpu.get_cpu_capability() if weights.device.type == "cpu" else weights.device.type
+    return f"torch-{torch.__version__}-{capability}".lower()
+
+
+def _make_forward(
+    config: ModelConfig,
+    weights: ModelWeights | PackedWeights,
+    pools: Mapping[LayerGroupId, torch.Tensor],
+    places: Sequence[tuple[LayerGroupId, int]],
+    *,
+    exact: bool,
+) -> TorchForward | NativeForward:
+    if isinstance(weights, PackedWeights):
+        return NativeForward(_library(), weights, pools, places)
+    return TorchForward(config, weights, pools, places, exact=exact)
+
+
+def _library() -> NativeLibrary:
+    library = load_library()
+    if library is None:  # it was there when the weights were packed
+        msg = "the native library has gone"
+        raise RuntimeError(msg)
+    return library
 
 
 def _layer_places(
@@ -129,11 +132,10 @@ def _layer_places(
     return [places[LayerId(n)] for n in range(config.num_layers)]
 
 
-def _checked_layout(config: ModelConfig, weights: ModelWeights, pool: torch.Tensor) -> PageLayout:
+def _check_pool(config: ModelConfig, weights: ModelWeights | PackedWeights, pool: torch.Tensor) -> None:
     layout = PageLayout.of(pool)
     found = (layout.num_kv_heads, layout.head_dim, pool.dtype, pool.device.type)
     expected = (config.num_kv_heads, config.head_dim, weights.dtype, weights.device.type)
     if found != expected:
         msg = f"pool has (kv_heads, head_dim, dtype, device) {found}, the model {expected}"
         raise ValueError(msg)
-    return layout

@@ -153,8 +153,9 @@ def _pool_layout(model: ModelConfig, geometry: CacheGeometry, fingerprint: str, 
 def _make_engine(
     plan: WorkerPlan, model: ModelConfig, dtype: torch.dtype, pages: dict[LayerGroupId, torch.Tensor]
 ) -> Engine:
-    weights = load_weights(plan.model_folder, model, dtype, plan.config.engine.device)
-    return Engine(model, weights, pages, exact=plan.config.engine.exact)
+    engine = plan.config.engine
+    weights = load_weights(plan.model_folder, model, dtype, engine.device, engine.kernels)
+    return Engine(model, weights, pages, exact=engine.exact)
 
 
 def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:

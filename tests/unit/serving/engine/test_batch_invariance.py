@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from serving.engine import runner
+from configs import KernelSet
+from serving.engine import torch_forward
 from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch
 from serving.engine.linear import RowRule
@@ -20,9 +21,9 @@ _NUM_SLOTS = 256
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def model(request: pytest.FixtureRequest) -> TinyModel:
+def model(request: pytest.FixtureRequest, kernels: KernelSet) -> TinyModel:
     # An intermediate size that is no multiple of a vector, so that scalar tails are computed too.
-    return make_tiny_model(request.param, intermediate_size=157, num_heads=6, hidden_size=72)
+    return make_tiny_model(request.param, kernels=kernels, intermediate_size=157, num_heads=6, hidden_size=72)
 
 
 def _make_engine(model: TinyModel) -> Engine:
@@ -122,10 +123,11 @@ def test_many_steps_of_a_wide_batch_equal_their_requests_alone(model: TinyModel)
         assert torch.equal(torch.stack([logits[n] for logits in wide]), expected)
 
 
-def test_calls_of_one_fixed_size_are_exact_too(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a machine gets whose kernels agree at no multiple of rows."""
+def test_calls_of_one_fixed_size_are_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine gets whose torch kernels agree at no multiple of rows."""
+    model = make_tiny_model(kernels=KernelSet.TORCH, intermediate_size=157, num_heads=6, hidden_size=72)
     rules = BatchRules(RowRule(128, 128), RowRule(32, 32), ProductRule(row_multiple=192, products_per_call=64))
-    monkeypatch.setattr(runner, "_measured_rules", lambda *_: rules)
+    monkeypatch.setattr(torch_forward, "measured_rules", lambda *_: rules)
     sequence = _sequence("alone", seed=1, num_tokens=140)
     one_by_one = run_in_chunks(_make_engine(model), sequence, chunk=1)
 
