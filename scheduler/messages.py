@@ -6,6 +6,8 @@ Frozen values only, picklable, no behaviour. One message a step and receiver: ba
     central -> door      DoorNotice
     central -> worker    CommandBatch of WorkerCommand, refused below the highest known term (C6)
     worker  -> central   ReportBatch of WorkerReport, and WorkerHeartbeat
+                         WorkerIntroduction (introductions.py), when a new term asks for it
+    door    -> central   claim(open requests), when a new term asks for it
     worker  -> door      TokenBatch of TokenEvent, straight, never through the central scheduler
 """
 
@@ -250,6 +252,16 @@ class WorkerRegistration:
     max_request_tokens: int
 
 
+class WorkerState(StrEnum):
+    """What a worker says of itself."""
+
+    RUNNING = "running"
+    CORRUPTED = "corrupted"
+    """Its audit failed (M6)."""
+    FAILED = "failed"
+    """Its loop died of an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
     """Sent by the agent thread every `heartbeat_s`, step or no step (C5)."""
@@ -276,7 +288,7 @@ class WorkerSnapshot:
     role: WorkerRole
     epoch: Epoch
     pid: int
-    state: str
+    state: WorkerState
     iteration: int
     running: tuple[AttemptId, ...]
     waiting: tuple[AttemptId, ...]

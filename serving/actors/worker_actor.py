@@ -1,14 +1,25 @@
 """`WorkerActor`: one worker process."""
 
+import contextlib
 import os
 import time
 
+from kvtransfer.errors import PeerError
 from kvtransfer.messages import SettleReply
 from manager import Epoch, LeaseId, RequestId, WorkerName
+from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerRole
+from scheduler.spec import Term
 from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
 from serving.actors.worker_links import RayPeers, RaySinks
 from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
+
+_LAST_WORD_S = 0.2  # Ray sends in the background
+
+
+def _exit_after_last_word() -> None:
+    time.sleep(_LAST_WORD_S)
+    os._exit(70)
 
 
 class WorkerActor:
@@ -19,20 +30,25 @@ class WorkerActor:
         from serving.workers.assembly import build_worker  # torch, in this process only
 
         prepare_process(place, name)
-        directory = Directory(place.namespace)
+        self._directory = directory = Directory(place.namespace)
         identity = WorkerIdentity(WorkerName(name), role, Epoch(time.time_ns()), os.getpid())
         self._worker = build_worker(identity, plan, RayPeers(directory), RaySinks(directory))
         self._registration = self._worker.registration()
-        self._worker.start(on_fatal=lambda: os._exit(70))
+        self._worker.start(on_fatal=_exit_after_last_word)
         directory.find(CENTRAL_NAME).register_worker.remote(self._registration)
 
     def registration(self) -> WorkerRegistration:
         """Answered once the worker runs."""
         return self._registration
 
-    def post(self, batch: CommandBatch) -> None:
-        """Commands of the central scheduler."""
-        self._worker.post(batch)
+    def post(self, epoch: Epoch, batch: CommandBatch) -> None:
+        """Commands of the central scheduler to one life of this worker; those to an earlier one are dropped."""
+        if epoch == self._registration.epoch:
+            self._worker.post(batch)
+
+    def introduce(self, term: Term) -> None:
+        """A new central scheduler asks what is held here."""
+        self._worker.introduce(term, self._send_introduction)
 
     def settle(self, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> SettleReply:
         """A peer has read a lease."""
@@ -41,3 +57,7 @@ class WorkerActor:
     def stop(self) -> None:
         """End the threads, release the memory."""
         self._worker.stop()
+
+    def _send_introduction(self, introduction: WorkerIntroduction) -> None:
+        with contextlib.suppress(PeerError):
+            self._directory.find(CENTRAL_NAME).introduce.remote(introduction)

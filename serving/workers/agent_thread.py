@@ -4,9 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvtransfer.agent import TransferAgent
-from scheduler.messages import WorkerHeartbeat
+from scheduler.messages import WorkerHeartbeat, WorkerSnapshot, WorkerState
 from serving.workers.outbox import WorkerSinks
 from serving.workers.step_loop import WorkerLoop
 
@@ -38,28 +39,33 @@ class AgentThread:
         """Begin; once."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread and wait for it; may be called twice."""
+    def stop(self) -> bool:
+        """End the thread and wait for it; may be called twice. Returns whether it has ended."""
         self._stopping = True
         self.agent.kick()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+        return not self._thread.is_alive()
 
     def run_once(self) -> float:
         """Poll, and beat when it is time; returns the seconds until it wants to be called again."""
         now_s = self._clock()
         delay_s = self.agent.poll(now_s)
         if now_s >= self._next_beat_s:
-            self._beat()
+            self._beat(self._loop.snapshot())
             self._next_beat_s = now_s + self._heartbeat_s
         return min(delay_s, max(0.0, self._next_beat_s - self._clock()))
+
+    def say_last_word(self, state: WorkerState) -> None:
+        """Tell the central scheduler that this life is over, before it falls silent. From any thread."""
+        self._stopping = True  # a later beat would take it back
+        self._beat(replace(self._loop.snapshot(), state=state))
 
     def _run(self) -> None:
         while not self._stopping:
             self.agent.wait_for_work(self.run_once())
 
-    def _beat(self) -> None:
-        snapshot = self._loop.snapshot()
+    def _beat(self, snapshot: WorkerSnapshot) -> None:
         self._sinks.send_heartbeat(
             WorkerHeartbeat(
                 worker=snapshot.worker,

@@ -5,9 +5,12 @@ import threading
 from collections.abc import Callable
 
 from kvtransfer import TransferAgent
+from manager import CorruptedError
 from manager.kv_cache_manager import KVCacheManagerV2
-from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot
+from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot, WorkerState
+from scheduler.spec import Term
 from serving.workers.agent_thread import AgentThread
+from serving.workers.introduction import IntroductionSink
 from serving.workers.step_loop import WorkerLoop
 from serving.workers.worker_plan import WorkerIdentity
 
@@ -63,6 +66,10 @@ class Worker:
         """Commands of the central scheduler, from any thread."""
         self._loop.post(batch)
 
+    def introduce(self, term: Term, sink: IntroductionSink) -> None:
+        """A central scheduler of `term` asks what is held here, from any thread."""
+        self._loop.introduce(term, self.registration(), sink)
+
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""
         return self._loop.snapshot()
@@ -72,23 +79,41 @@ class Worker:
         self._agent_thread.run_once()
         return self._loop.run_once()
 
-    def stop(self) -> None:
-        """End both threads and release the memory; may be called twice."""
+    def join(self, timeout_s: float) -> None:
+        """Wait for the loop's thread to end."""
+        self._thread.join(timeout_s)
+
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """End both threads and release the memory; may be called twice.
+
+        Returns:
+            Whether it did. A thread that is still in a step or a read after `timeout_s` keeps its memory, which
+            then ends with the process: freed under it, it would be written after its reuse.
+        """
         self._is_stopping = True
         self._loop.wake()
         if self._thread.is_alive():
-            self._thread.join(timeout=30)
-        self._agent_thread.stop()
+            self._thread.join(timeout_s)
+        if not self._agent_thread.stop() or self._thread.is_alive():
+            _log.error(
+                "%s did not stop in %.1f s; its memory is left to the end of the process", self.identity.name, timeout_s
+            )
+            return False
         self.agent.close()
         self._on_close()
+        return True
 
     def _run(self) -> None:
         try:
             while not self._is_stopping:
-                if not self._loop.run_once():
+                is_busy = self._loop.run_once()
+                if not is_busy:
                     self._loop.wait(_IDLE_WAIT_S)
-        except Exception:  # a bug: the state can no longer be trusted, so nothing may carry on with it
+        except Exception as error:  # a bug: the state can no longer be trusted, so nothing may carry on with it
             _log.critical("%s: the loop died; last account %s", self.identity.name, self.snapshot(), exc_info=True)
+            # Its streams continue elsewhere at once, instead of after the silence that follows.
+            is_corrupted = isinstance(error, CorruptedError)
+            self._agent_thread.say_last_word(WorkerState.CORRUPTED if is_corrupted else WorkerState.FAILED)
             self._on_fatal()
 
 
