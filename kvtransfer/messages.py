@@ -15,6 +15,9 @@ class PoolLayout:
     """The shape of one worker's pages; compared field by field at the handshake (C18).
 
     A page is `[num_layers, 2, num_kv_heads, tokens_per_block, head_dim]` of `dtype`, contiguous.
+
+    Attributes:
+        exactness_class: names the arithmetic that wrote the pages; workers of unlike kernels must not mix bits.
     """
 
     model_fingerprint: str
@@ -25,6 +28,7 @@ class PoolLayout:
     dtype: str
     page_bytes: int
     layout_version: int = 1
+    exactness_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from configs import ModelConfig
+from configs import KernelSet, ModelConfig
 from manager import LayerGroupId, LayerId
 from serving.engine.batch import StepBatch, StepResult
 from serving.engine.native_forward import NativeForward
 from serving.engine.paging import PageLayout
 from serving.engine.sampler import draw_tokens
 from serving.engine.torch_forward import TorchForward
-from serving.engine.weights import ModelWeights
+from serving.engine.weights import ModelWeights, takes_native
 from serving.kernels.binding import NativeLibrary, load_library
 from serving.kernels.packed_weights import PackedWeights
 
@@ -81,12 +81,17 @@ class Engine:
         return StepResult(token_ids=token_ids, logits=logits.cpu() if return_logits else None)
 
 
-def exactness_class(weights: ModelWeights | PackedWeights) -> str:
-    """Names the arithmetic of an engine over `weights`: pages may be exchanged only where it is the same."""
-    if isinstance(weights, PackedWeights):
+def exactness_class(kernels: KernelSet, config: ModelConfig, device: str) -> str:
+    """Names the arithmetic of an engine with these settings: pages may be exchanged only where it is the same.
+
+    Raises:
+        KernelsMissingError: native kernels are asked for and cannot be had.
+    """
+    if takes_native(kernels, config, device):
         return _library().exactness_class
-    capability = torch.backends.cpu.get_cpu_capability() if weights.device.type == "cpu" else weights.device.type
-    return f"torch-{torch.__version__}-{capability}".lower()
+    is_cpu = torch.device(device).type == "cpu"
+    capability = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name()
+    return f"torch-{torch.__version__}-{capability}"
 
 
 def _make_forward(

@@ -26,7 +26,7 @@ from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
-from serving.engine.runner import Engine
+from serving.engine.runner import Engine, exactness_class
 from serving.engine.weights import load_weights, resolve_dtype
 from serving.output_text import StopStringDetector
 from serving.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def build_worker(
     transport.register(memory)
 
     wake = threading.Event()
-    layout = _pool_layout(model, geometry, model_fingerprint(plan.model_folder), dtype)
+    layout = _pool_layout(plan, model, geometry, dtype)
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
     tiers = [pool, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
     copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
@@ -140,15 +140,17 @@ def _close(manager: KVCacheManagerV2, tiers: Sequence[SlotPool], pool_path: Path
     pool_path.unlink(missing_ok=True)
 
 
-def _pool_layout(model: ModelConfig, geometry: CacheGeometry, fingerprint: str, dtype: torch.dtype) -> PoolLayout:
+def _pool_layout(plan: WorkerPlan, model: ModelConfig, geometry: CacheGeometry, dtype: torch.dtype) -> PoolLayout:
+    engine = plan.config.engine
     return PoolLayout(
-        model_fingerprint=fingerprint,
+        model_fingerprint=model_fingerprint(plan.model_folder),
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         tokens_per_block=geometry.tokens_per_block,
         dtype=str(dtype).removeprefix("torch."),
         page_bytes=geometry.pool_groups[0].page_bytes,
+        exactness_class=exactness_class(engine.kernels, model, engine.device),
     )
 
 

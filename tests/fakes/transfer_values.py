@@ -27,6 +27,7 @@ LAYOUT = PoolLayout(
     tokens_per_block=TOKENS_PER_BLOCK,
     dtype="uint8",
     page_bytes=PAGE_BYTES,
+    exactness_class="native-1",
 )
 CONFIG = TransferConfig(lease_duration_s=10.0, heartbeat_s=0.5, agent_poll_s=0.002)
 EPOCH = Epoch(7)
