@@ -69,7 +69,7 @@ class KVCacheConfig(Section):
     enable_block_reuse: bool = True
     enable_partial_reuse: bool = True
     resume_watermark: float = 1.0
-    audit_period_s: float = 10.0
+    audit_period_s: float = 2.0
     audit_max_share: float = 0.005
 
     def __post_init__(self) -> None:

@@ -60,13 +60,14 @@ def load_deployment(
         FileNotFoundError: `source` is neither a preset nor a file.
         ValueError: the file is no mapping, or a key or value is refused; the message names each.
     """
-    document = _read(source)
+    document = read_document(source)
     for section, values in (overrides or {}).items():
         document[section] = {**(document.get(section) or {}), **values}
     return _validate(source, document)
 
 
-def _read(source: str) -> dict[str, dict[str, object]]:
+def read_document(source: str) -> dict[str, dict[str, object]]:
+    """The sections of a preset or a YAML file, unchecked. Raises as `load_deployment`."""
     import yaml
 
     if source in preset_names():

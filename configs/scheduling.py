@@ -73,7 +73,9 @@ class CentralConfig(Section):
         max_running_per_context_worker: attempts sent to one context worker at once.
         max_offers_per_generation_worker: attempts offered or held there at once.
         missed_heartbeats: heartbeats in a row whose absence means dead.
+        door_deadline_s: a door that is silent for so long is dead, and its requests are cancelled.
         request_deadline_s: from submission to the terminal event.
+        takeover_timeout_s: a new term waits so long for the answers of workers and doors that live.
     """
 
     max_queued_requests: int = 1024
@@ -84,9 +86,10 @@ class CentralConfig(Section):
     missed_heartbeats: int = 3
     door_deadline_s: float = 10.0
     request_deadline_s: float = 600.0
+    takeover_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
         """Refuse bad values."""
         self.require_positive("max_queued_requests", "max_running_per_context_worker")
         self.require_positive("max_offers_per_generation_worker", "heartbeat_s", "missed_heartbeats")
-        self.require_positive("door_deadline_s", "request_deadline_s")
+        self.require_positive("door_deadline_s", "request_deadline_s", "takeover_timeout_s")

@@ -11,23 +11,25 @@ clock), and `take_commands` returns what to send. The same events give the same 
       submit, cancel, reports, ...  ──►  books change, dispatch
       take_commands                 ──►  one batch per receiver, in order
       tick (a few times a second)   ──►  deadlines, silence, leases, offers to try again
+      take_over, introduce, claim   ──►  a successor learns what runs, before it dispatches (C6)
 """
 
 from collections.abc import Mapping, Sequence
 
 from configs import CentralConfig
-from manager import Epoch, LeaseId, WorkerName
+from manager import Epoch, WorkerName
+from scheduler.adoption import adopt, cancel_parts, hold_parts
 from scheduler.central_admission import progress, refusal
 from scheduler.central_books import CentralBooks
 from scheduler.central_dispatch import Dispatcher
 from scheduler.central_endings import Endings, Fault
 from scheduler.central_reports import ReportHandler
 from scheduler.central_state import JsonObject, cluster_state
-from scheduler.ledger import HoldingKind
+from scheduler.introductions import HoldingKind, WorkerIntroduction
+from scheduler.lease_renewal import LeaseRenewal
 from scheduler.liveness import loss_reason, note_heartbeat
 from scheduler.messages import (
     ErrorKind,
-    RenewLeases,
     ReportBatch,
     SubmitReply,
     WorkerHeartbeat,
@@ -35,15 +37,14 @@ from scheduler.messages import (
     WorkerRole,
     WorkerState,
 )
-from scheduler.outbox import CentralCommand, NotifyDoor, SendToWorker
+from scheduler.outbox import AskDoor, AskWorker, CentralCommand, NotifyDoor, SendToWorker
 from scheduler.reconcile import AccountReader, Divergence, DivergenceKind, reconcile
 from scheduler.router import LeastTokensRouter, Router
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
+from scheduler.takeover import Takeover
 from scheduler.tracked_request import Phase, TrackedRequest
 
-__all__ = ["CentralCommand", "CentralScheduler", "NotifyDoor", "SendToWorker"]
-
-_NOT_YET_TAKEN = frozenset({Phase.WAITING_OFFER, Phase.OFFERED})
+__all__ = ["AskDoor", "AskWorker", "CentralCommand", "CentralScheduler", "NotifyDoor", "SendToWorker"]
 
 
 class CentralScheduler:
@@ -64,9 +65,88 @@ class CentralScheduler:
         self._dispatcher = Dispatcher(
             self._books, context_router or LeastTokensRouter(), generation_router or LeastTokensRouter()
         )
-        self._reader = AccountReader(term, grace_s=config.door_deadline_s)
+        self._takeover: Takeover | None = None
+        self._held_reports: list[ReportBatch] = []
+        self._highest_term_seen = Term(0)
         self._doors_heard_at_s: dict[DoorName, float] = {}
-        self._leases_renewed_at_s = float("-inf")
+        self._lease_renewal = LeaseRenewal(self._books)
+
+    # -- a new term --------------------------------------------------------------------------------
+
+    def take_over(self, workers: Sequence[WorkerName], doors: Sequence[DoorName], now_s: float) -> None:
+        """Begin the term by asking these what runs; nothing is dispatched before they have answered (C6).
+
+        Called first of all, or never: without it the term dispatches at once. Doors are asked by the names
+        of their actors, and answer by the names of their lives.
+        """
+        config = self._books.config
+        silence_s = config.missed_heartbeats * config.heartbeat_s
+        self._takeover = Takeover(workers, len(doors), now_s, silence_s, max(config.takeover_timeout_s, silence_s))
+        self._books.is_taking_over = True
+        for worker in workers:
+            self._books.outbox.ask_worker(worker)
+        for door in doors:
+            self._books.outbox.ask_door(door)
+
+    def introduce(self, introduction: WorkerIntroduction, now_s: float) -> bool:
+        """A worker that was asked says who it is and what it holds.
+
+        Returns:
+            Whether the worker is live under this epoch now.
+        """
+        registration, worker = introduction.registration, introduction.registration.worker
+        self._see_term(introduction.term)
+        is_known = self._books.ledger.live(worker, registration.epoch) is not None
+        if is_known or not self.register_worker(registration, now_s):
+            return is_known
+        hold_parts(self._books, worker, introduction.parts, now_s)
+        if self._takeover is not None:
+            self._takeover.introduce(worker, introduction.parts)
+            self._end_takeover(now_s)
+        else:
+            cancel_parts(self._books, worker, introduction.parts, now_s)
+        return True
+
+    def claim(self, door: DoorName, specs: Sequence[RequestSpec], now_s: float) -> None:
+        """A door that was asked says which requests are its own. Open ones are left as they are."""
+        self.door_heartbeat(door, now_s)
+        for spec in specs:
+            if spec.uid not in self._books.requests:
+                self._books.admit(door, spec, now_s)
+        if self._takeover is not None:
+            self._takeover.claim(door)
+            self._end_takeover(now_s)
+        self._dispatcher.dispatch(now_s)
+
+    @property
+    def term(self) -> Term:
+        """This life of the central scheduler."""
+        return self._books.term
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether some worker knows a higher term: this one must end, and start again above it."""
+        return self._highest_term_seen > self._books.term
+
+    def _see_term(self, term: Term) -> None:
+        self._highest_term_seen = max(self._highest_term_seen, term)
+        if self._takeover is not None and self._highest_term_seen >= self._books.term:
+            self._books.raise_term(Term(self._highest_term_seen + 1))
+
+    def _end_takeover(self, now_s: float) -> None:
+        """Adopt what runs, once everybody was heard or the patience is over."""
+        takeover, books = self._takeover, self._books
+        if takeover is None or not takeover.is_complete(now_s):
+            return
+        self._takeover = None
+        adopt(books, takeover.parts, now_s)
+        books.is_taking_over = False
+        books.took_over_at_s = now_s
+        books.counters["takeovers"] += 1
+        held, self._held_reports = self._held_reports, []
+        for batch in held:
+            self.reports(batch, now_s)
+        self._dispatcher.dispatch(now_s)
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -90,6 +170,8 @@ class CentralScheduler:
         self._books.outbox.open(registration.worker, registration.epoch)
         if registration.role is WorkerRole.GENERATION:
             self._books.credit.open(registration.worker, now_s)
+        if self._takeover is not None:
+            self._takeover.introduce(registration.worker, ())
         self._books.replan_queued()
         self._dispatcher.dispatch(now_s)
         return True
@@ -104,6 +186,18 @@ class CentralScheduler:
             self._lose_worker(worker, reason, now_s)
             self._dispatcher.dispatch(now_s)
 
+    def process_seen(self, worker: WorkerName, pid: int, now_s: float) -> None:
+        """The supervisor sees this life's process run: a missing heartbeat alone does not mean that it is dead."""
+        record = self._books.ledger.record(worker)
+        if record is not None and record.registration.pid == pid:
+            record.vouched_at_s = now_s
+
+    def process_lost(self, worker: WorkerName, pid: int, reason: str, now_s: float) -> None:
+        """The process of one life of a worker is dead or stands still; later lives are not meant."""
+        record = self._books.ledger.record(worker)
+        if record is not None and record.registration.pid == pid:
+            self.worker_lost(worker, reason, now_s)
+
     def lost_workers(self) -> Mapping[WorkerName, Epoch]:
         """Lives that are fenced and not replaced yet, for the supervisor to end and restart."""
         return {record.worker: record.registration.epoch for record in self._books.ledger if not record.is_live}
@@ -116,14 +210,17 @@ class CentralScheduler:
         """
         record = self._books.ledger.live(heartbeat.worker, heartbeat.epoch)
         if record is None:
-            self._books.counters["stale_heartbeats"] += 1
+            self._on_strange_heartbeat(heartbeat)
             return ()
         if heartbeat.snapshot.state is not WorkerState.RUNNING:
             self._books.counters["audit_violations"] += heartbeat.snapshot.state is WorkerState.CORRUPTED
             self.worker_lost(heartbeat.worker, f"it reported itself {heartbeat.snapshot.state}", now_s)
             return ()
         note_heartbeat(record, heartbeat, now_s)
-        divergences = reconcile(self._books.ledger, record, heartbeat, self._reader, now_s)
+        if self._takeover is not None:
+            return ()  # the ledger is not complete yet
+        reader = AccountReader(self._books.term, grace_s=self._books.config.door_deadline_s)
+        divergences = reconcile(self._books.ledger, record, heartbeat, reader, now_s)
         for divergence in divergences:
             self._repair(divergence, now_s)
         self._dispatcher.dispatch(now_s)
@@ -133,6 +230,9 @@ class CentralScheduler:
         """Reports of one iteration; those of a life that is not live are counted and ignored."""
         if self._books.ledger.live(batch.worker, batch.epoch) is None:
             self._books.counters["stale_reports"] += len(batch.reports)
+            return
+        if self._takeover is not None:
+            self._held_reports.append(batch)  # what they are about is not known yet
             return
         for report in batch.reports:
             self._reports.handle(batch.worker, report, now_s)
@@ -169,22 +269,29 @@ class CentralScheduler:
 
     def door_heartbeat(self, door: DoorName, now_s: float) -> None:
         """A door lives. One that has said so and falls silent for `door_deadline_s` is lost."""
+        if self._takeover is not None:
+            self._takeover.hear_door(door)
         self._doors_heard_at_s[door] = now_s
 
+    def knows_door(self, door: DoorName) -> bool:
+        """Whether this door has been heard; another one must claim its open requests."""
+        return door in self._doors_heard_at_s
+
     def door_lost(self, door: DoorName, now_s: float) -> None:
-        """A door is gone: its requests are cancelled everywhere. It may come back under its name."""
-        self._doors_heard_at_s.pop(door, None)
-        for request in list(self._books.requests.values()):
-            if request.door == door:
-                self._endings.cancel(request, now_s)
+        """A door is gone: its requests are cancelled everywhere. It may be told twice, and may come back."""
+        was_heard = self._doors_heard_at_s.pop(door, None) is not None
+        orphans = [request for request in self._books.requests.values() if request.door == door]
+        for request in orphans:
+            self._endings.cancel(request, now_s)
         self._books.outbox.drop_door(door)
-        self._books.counters["lost_doors"] += 1
+        self._books.counters["lost_doors"] += was_heard or bool(orphans)
         self._dispatcher.dispatch(now_s)
 
     # -- time --------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
         """What time alone brings about. Called a few times per heartbeat, work or no work (I5)."""
+        self._end_takeover(now_s)
         for record in self._books.ledger.workers(*WorkerRole):
             reason = loss_reason(record, self._books.config, now_s)
             if reason is not None:
@@ -193,7 +300,7 @@ class CentralScheduler:
             if now_s - heard_at_s > self._books.config.door_deadline_s:
                 self.door_lost(door, now_s)
         self._expire_requests(now_s)
-        self._renew_leases(now_s)
+        self._lease_renewal.renew_when_due(now_s)
         for record in self._books.ledger.workers(WorkerRole.GENERATION):
             is_due = self._books.credit.is_retry_due(record.worker, now_s)
             if is_due and not record.num_held(HoldingKind.OFFER):
@@ -207,6 +314,8 @@ class CentralScheduler:
             record.progress_at_s += stalled_s
         for door in self._doors_heard_at_s:
             self._doors_heard_at_s[door] += stalled_s
+        if self._takeover is not None:
+            self._takeover.began_s += stalled_s
 
     # -- what comes out ----------------------------------------------------------------------------
 
@@ -234,12 +343,23 @@ class CentralScheduler:
         books.outbox.close(worker)
         books.credit.close(worker)
         books.counters["lost_workers"] += 1
+        if self._takeover is not None:
+            self._takeover.lose_worker(worker)
         for request in list(books.attempts.values()):
             if worker == request.generation_worker or (worker == request.context_worker and _needs_context(request)):
                 message = f"request {request.spec.uid}: worker {worker} was lost: {reason}"
                 request.failed_on.add(worker)
                 fault = Fault(ErrorKind.WORKER_LOST, message, is_retriable=True)
                 self._endings.lose_attempt(request, fault, now_s)
+
+    def _on_strange_heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
+        """Of a life that is not live here: unknown, it is asked who it is; fenced, it is ignored."""
+        self._books.counters["stale_heartbeats"] += 1
+        known = self._books.ledger.record(heartbeat.worker)
+        if known is None or known.registration.epoch < heartbeat.epoch:
+            self._books.outbox.ask_worker(heartbeat.worker)
+            if self._takeover is not None:
+                self._takeover.hear_worker(heartbeat.worker)
 
     def _repair(self, divergence: Divergence, now_s: float) -> None:
         books, worker, attempt_id = self._books, divergence.worker, divergence.attempt_id
@@ -262,20 +382,6 @@ class CentralScheduler:
             message = f"request {request.spec.uid} was open for {open_s:.1f} s, the deadline is {deadline_s} s"
             self._books.counters["expired_requests"] += 1
             self._endings.fail(request, Fault(ErrorKind.DEADLINE, message, is_retriable=False), now_s)
-
-    def _renew_leases(self, now_s: float) -> None:
-        """Once a heartbeat, while no generation worker has the request (M7)."""
-        if now_s - self._leases_renewed_at_s < self._books.config.heartbeat_s:
-            return
-        self._leases_renewed_at_s = now_s
-        by_owner: dict[WorkerName, list[LeaseId]] = {}
-        for request in self._books.attempts.values():
-            if request.is_lease_open and request.handoff is not None and request.phase in _NOT_YET_TAKEN:
-                owner = request.context_worker
-                if owner is not None:
-                    by_owner.setdefault(owner, []).append(request.handoff.ticket.lease_id)
-        for owner, lease_ids in by_owner.items():
-            self._books.outbox.send(owner, RenewLeases(tuple(lease_ids)))
 
 
 def _needs_context(request: TrackedRequest) -> bool:

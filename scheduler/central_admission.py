@@ -16,7 +16,7 @@ def refusal(books: CentralBooks, spec: RequestSpec, now_s: float) -> DoorNotice 
     if not spec.prompt_token_ids:
         return DoorNotice(spec.uid, ErrorKind.INVALID, f"request {spec.uid}: the prompt has no tokens")
     too_long = _too_long(books, spec)
-    if too_long is not None or spec.accepted_token_ids:
+    if too_long is not None or spec.is_continuation:
         return too_long
     absent = [role for role in books.ledger.missing_roles() if not _is_coming_back(books, role, now_s)]
     if absent:
@@ -31,6 +31,8 @@ def refusal(books: CentralBooks, spec: RequestSpec, now_s: float) -> DoorNotice 
 
 def progress(books: CentralBooks) -> tuple[bool, str]:
     """Whether work can make progress, and why not (I11)."""
+    if books.is_taking_over:
+        return False, f"term {books.term} is asking workers and doors what runs"
     missing = books.ledger.missing_roles()
     if not missing:
         return True, ""
@@ -57,6 +59,8 @@ def _too_long(books: CentralBooks, spec: RequestSpec) -> DoorNotice | None:
 
 
 def _is_coming_back(books: CentralBooks, role: WorkerRole, now_s: float) -> bool:
-    """A role whose last worker was lost a moment ago: the supervisor is restarting it."""
+    """A role that no worker of this young term has yet, or whose last worker is being restarted."""
     grace_s = books.config.door_deadline_s
+    if books.is_taking_over or now_s - books.took_over_at_s <= grace_s:
+        return True
     return any(now_s - record.lost_at_s <= grace_s for record in books.ledger.known(role))

@@ -9,7 +9,8 @@ from collections import Counter
 from configs import CentralConfig, DispatchPolicy
 from manager import WorkerName
 from scheduler.arrival_queue import ArrivalQueue
-from scheduler.ledger import Holding, HoldingKind, Ledger
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import Holding, Ledger
 from scheduler.messages import CancelAttempt, WorkerCommand, WorkerRole
 from scheduler.offer_credit import OfferCredit
 from scheduler.outbox import Outbox
@@ -19,9 +20,11 @@ from scheduler.tracked_request import Phase, TrackedRequest
 
 COUNTER_NAMES = (
     "submitted",
+    "resubmitted",
     "refused",
     "completed",
     "failed",
+    "handed_back",
     "cancelled",
     "retries",
     "dispatches",
@@ -38,6 +41,9 @@ COUNTER_NAMES = (
     "stale_reports",
     "stale_heartbeats",
     "late_reports",
+    "adopted",
+    "orphans",
+    "takeovers",
 )
 
 
@@ -54,7 +60,11 @@ class CentralBooks:
         offers: requests that wait for a generation worker.
         requests: every open request, oldest submission first.
         attempts: of those, the running ones by attempt.
-        counters: cumulative.
+        counters: cumulative. submitted + resubmitted = completed + failed + handed_back + cancelled + open: what
+            a door submits again (is_continuation) is no new request, and what it is asked to submit again
+            (handed_back) has not failed.
+        is_taking_over: nothing is dispatched yet (C6).
+        took_over_at_s: when that ended; minus infinity where a term began with nobody to ask.
     """
 
     def __init__(self, config: CentralConfig, term: Term) -> None:
@@ -69,6 +79,8 @@ class CentralBooks:
         self.requests: dict[RequestUid, TrackedRequest] = {}
         self.attempts: dict[AttemptId, TrackedRequest] = {}
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTER_NAMES, 0))
+        self.is_taking_over = False
+        self.took_over_at_s = float("-inf")
         self._num_arrivals = 0
         self._num_attempts = 0
 
@@ -84,7 +96,7 @@ class CentralBooks:
         self._num_arrivals += 1
         request = TrackedRequest(spec, door, self._num_arrivals, now_s, self.first_phase())
         self.requests[spec.uid] = request
-        self.counters["submitted"] += 1
+        self.counters["resubmitted" if spec.is_continuation else "submitted"] += 1
         self.enqueue(request)
 
     def first_phase(self) -> Phase:
@@ -112,6 +124,17 @@ class CentralBooks:
             request.on_event(RequestEvent.DISPATCHED)
             self.attempts[request.attempt_id] = request
         return request.attempt_id
+
+    def adopt(self, request: TrackedRequest, attempt_id: AttemptId, phase: Phase) -> None:
+        """The request, out of every queue, goes on with an attempt of an earlier term."""
+        request.adopt(attempt_id, phase)
+        self.attempts[attempt_id] = request
+        self.counters["adopted"] += 1
+
+    def raise_term(self, term: Term) -> None:
+        """Speak under a higher term. Nothing may have been sent under the present one."""
+        self.term = term
+        self.outbox.term = term
 
     def replan_queued(self) -> None:
         """The set of roles may have changed: every queued request waits for what it needs first now."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from manager import WorkerName
 from scheduler.arrival_queue import ArrivalQueue
 from scheduler.central_books import CentralBooks
-from scheduler.ledger import HoldingKind, WorkerRecord
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import WorkerRecord
 from scheduler.messages import OfferGeneration, RunContext, RunLocal, WorkerRole
 from scheduler.router import Router
 from scheduler.tracked_request import Phase, TrackedRequest
@@ -27,6 +28,8 @@ class Dispatcher:
 
     def dispatch(self, now_s: float) -> None:
         """Give away all that can be given now. Called after every event; may be called at any time."""
+        if self._books.is_taking_over:
+            return
         self._drain(self._books.offers, self._open_generation_workers, self._generation_router, now_s)
         self._drain(self._books.contexts, self._open_context_workers, self._context_router, now_s)
 

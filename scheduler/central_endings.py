@@ -12,6 +12,8 @@ from scheduler.states import RequestEvent
 from scheduler.tracked_request import Phase, TrackedRequest
 
 MAX_ATTEMPTS = 3
+MAX_ATTEMPTS_ON_LOST_WORKERS = 8
+"""Where workers die it is seldom the request that kills them; one that does must end all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,14 @@ class Endings:
         """It ends here with a notice; a retriable one asks the door to submit it again."""
         self._release(request, now_s)
         self._books.close(request, RequestEvent.FAIL)
-        self._books.counters["failed"] += 1
+        self._books.counters["handed_back" if fault.is_retriable else "failed"] += 1
         notice = DoorNotice(request.spec.uid, fault.kind, fault.message, retriable=fault.is_retriable)
         self._books.outbox.notify(request.door, notice)
 
     def lose_attempt(self, request: TrackedRequest, fault: Fault, now_s: float) -> None:
         """Its attempt is gone: retry it here, or let the door go on, or fail."""
-        has_tries_left = request.num_attempts < MAX_ATTEMPTS
+        is_lost_worker = fault.kind is ErrorKind.WORKER_LOST
+        has_tries_left = request.num_attempts < (MAX_ATTEMPTS_ON_LOST_WORKERS if is_lost_worker else MAX_ATTEMPTS)
         if fault.is_retriable and has_tries_left and not request.has_emitted:
             self._release(request, now_s)
             self._books.requeue(request)

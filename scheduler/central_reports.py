@@ -10,7 +10,8 @@ from typing import assert_never
 from manager import WorkerName
 from scheduler.central_books import CentralBooks
 from scheduler.central_endings import Endings, Fault
-from scheduler.ledger import Holding, HoldingKind
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import Holding
 from scheduler.messages import (
     Activated,
     Cancelled,

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from scheduler.central_books import CentralBooks
-from scheduler.ledger import HoldingKind, WorkerRecord
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import WorkerRecord
 
 JsonObject = dict[str, Any]  # JSON has no static type
 
@@ -27,6 +28,11 @@ def cluster_state(books: CentralBooks, now_s: float) -> JsonObject:
             "running": len(books.attempts),
             "waiting_context": len(books.contexts),
             "waiting_offer": len(books.offers),
+            "losses": [
+                {"worker": loss.worker, "pid": loss.pid, "reason": loss.reason, "s_ago": round(now_s - loss.at_s, 3)}
+                for loss in books.ledger.losses
+            ],
+            "is_taking_over": books.is_taking_over,
             "deferred": sum(request.num_deferrals > 0 for request in books.offers),
         },
         "counters": counters,

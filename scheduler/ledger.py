@@ -4,26 +4,17 @@ The one place where load is counted: a holding is added once and released once, 
 worker are the sums over its holdings at all times (`audit`). Refuses to know why a holding changes.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from manager import Epoch, LogicError, WorkerName
+from scheduler.introductions import HoldingKind
 from scheduler.messages import WorkerHeartbeat, WorkerRegistration, WorkerRole
 from scheduler.router import WorkerLoad
 from scheduler.spec import AttemptId
 
-
-class HoldingKind(StrEnum):
-    """What a worker holds of an attempt."""
-
-    CONTEXT = "context"
-    LEASE = "lease"
-    OFFER = "offer"
-    TRANSFER = "transfer"
-    GENERATION = "generation"
-    LOCAL = "local"
+_MAX_LOSSES = 64
 
 
 @dataclass(slots=True)
@@ -54,6 +45,7 @@ class WorkerRecord:
     Attributes:
         registration: its present (or last) life.
         heard_at_s: last heartbeat or registration.
+        vouched_at_s: when the supervisor last saw its process run.
         progress_at_s: when its iteration number last moved, or did not have to.
         heartbeat: the last one of this life.
         lost_reason: empty while it lives.
@@ -65,6 +57,7 @@ class WorkerRecord:
     registration: WorkerRegistration
     heard_at_s: float
     progress_at_s: float
+    vouched_at_s: float = float("-inf")
     heartbeat: WorkerHeartbeat | None = None
     lost_reason: str = ""
     lost_at_s: float = 0.0
@@ -93,13 +86,28 @@ class WorkerRecord:
         return sum(holding.kind is kind for holding in self.holdings.values())
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerLoss:
+    """A life that was given up."""
+
+    worker: WorkerName
+    pid: int
+    reason: str
+    at_s: float
+
+
 class Ledger:
-    """Every worker of this term and what it holds."""
+    """Every worker of this term and what it holds.
+
+    Attributes:
+        losses: the last lives that were lost, oldest first.
+    """
 
     def __init__(self) -> None:
         """Empty: a new term knows nobody."""
         self._records: dict[WorkerName, WorkerRecord] = {}
         self._past_counters: Counter[str] = Counter()
+        self.losses: deque[WorkerLoss] = deque(maxlen=_MAX_LOSSES)
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -118,6 +126,7 @@ class Ledger:
         record = self._records[worker]
         record.lost_reason = reason
         record.lost_at_s = now_s
+        self.losses.append(WorkerLoss(worker, record.registration.pid, reason, now_s))
         record.holdings.clear()
         record.strangers.clear()
         record.num_attempts = record.num_tokens = 0

@@ -1,7 +1,8 @@
 """When a worker counts as lost (C5): silence means dead, a frozen iteration number means hung."""
 
 from configs import CentralConfig
-from scheduler.ledger import HoldingKind, WorkerRecord
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import WorkerRecord
 from scheduler.messages import WorkerHeartbeat
 
 _MOVES_ITERATION = frozenset({HoldingKind.GENERATION, HoldingKind.LOCAL})
@@ -22,8 +23,12 @@ def loss_reason(record: WorkerRecord, config: CentralConfig, now_s: float) -> st
     The bound for a frozen number is generous, since the longest step is known only from the past.
     """
     silent_s = now_s - record.heard_at_s
-    if silent_s > config.missed_heartbeats * config.heartbeat_s:
-        return f"silent for {silent_s:.2f} s, more than {config.missed_heartbeats} heartbeats of {config.heartbeat_s} s"
+    limit_s = config.missed_heartbeats * config.heartbeat_s
+    if now_s - record.vouched_at_s <= limit_s:
+        # Its process is seen to run, so it is neither dead nor stopped: short of processor time, or hung.
+        limit_s = max(limit_s, config.door_deadline_s)
+    if silent_s > limit_s:
+        return f"silent for {silent_s:.2f} s, more than {limit_s} s at heartbeats of {config.heartbeat_s} s"
     if record.heartbeat is None or not _must_progress(record):
         return None
     frozen_s = now_s - record.progress_at_s

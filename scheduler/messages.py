@@ -6,6 +6,8 @@ Frozen values only, picklable, no behaviour. One message a step and receiver: ba
     central -> door      DoorNotice
     central -> worker    CommandBatch of WorkerCommand, refused below the highest known term (C6)
     worker  -> central   ReportBatch of WorkerReport, and WorkerHeartbeat
+                         WorkerIntroduction (introductions.py), when a new term asks for it
+    door    -> central   claim(open requests), when a new term asks for it
     worker  -> door      TokenBatch of TokenEvent, straight, never through the central scheduler
 """
 

@@ -23,13 +23,30 @@ class SendToWorker:
 
 @dataclass(frozen=True, slots=True)
 class NotifyDoor:
-    """Deliver `notices` to `door`."""
+    """Deliver `notices` to `door`, which refuses them below the highest term it knows."""
 
     door: DoorName
     notices: tuple[DoorNotice, ...]
+    term: Term
 
 
-CentralCommand = SendToWorker | NotifyDoor
+@dataclass(frozen=True, slots=True)
+class AskWorker:
+    """Ask `worker`, whatever its life, to introduce itself to `term` (C6)."""
+
+    worker: WorkerName
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class AskDoor:
+    """Ask `door` to claim its open requests under `term` (C6)."""
+
+    door: DoorName
+    term: Term
+
+
+CentralCommand = SendToWorker | NotifyDoor | AskWorker | AskDoor
 
 
 @dataclass(slots=True)
@@ -42,11 +59,17 @@ class _Lane:
 
 
 class Outbox:
-    """Collects commands and notices until `take`."""
+    """Collects commands and notices until `take`.
+
+    Attributes:
+        term: what is sent under; raised before anything is sent (C6).
+    """
 
     def __init__(self, term: Term) -> None:
         """Send under `term`."""
-        self._term = term
+        self.term = term
+        self._asked_workers: dict[WorkerName, None] = {}
+        self._asked_doors: dict[DoorName, None] = {}
         self._lanes: dict[WorkerName, _Lane] = {}
         self._notices: dict[DoorName, list[DoorNotice]] = {}
 
@@ -72,15 +95,25 @@ class Outbox:
         """Forget a door's notices: it is gone."""
         self._notices.pop(door, None)
 
+    def ask_worker(self, worker: WorkerName) -> None:
+        """Have a worker introduce itself."""
+        self._asked_workers[worker] = None
+
+    def ask_door(self, door: DoorName) -> None:
+        """Have a door claim what it owns."""
+        self._asked_doors[door] = None
+
     def take(self) -> tuple[CentralCommand, ...]:
         """Everything since the last call, one entry per receiver."""
-        taken: list[CentralCommand] = []
+        taken: list[CentralCommand] = [AskWorker(worker, self.term) for worker in self._asked_workers]
+        taken += [AskDoor(door, self.term) for door in self._asked_doors]
+        self._asked_workers, self._asked_doors = {}, {}
         for worker, lane in self._lanes.items():
             if lane.commands:
                 lane.sequence += 1
-                batch = CommandBatch(self._term, tuple(lane.commands), lane.sequence)
+                batch = CommandBatch(self.term, tuple(lane.commands), lane.sequence)
                 lane.commands = []
                 taken.append(SendToWorker(worker, batch, lane.epoch))
-        taken += [NotifyDoor(door, tuple(notices)) for door, notices in self._notices.items()]
+        taken += [NotifyDoor(door, tuple(notices), self.term) for door, notices in self._notices.items()]
         self._notices = {}
         return tuple(taken)

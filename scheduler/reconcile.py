@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from manager import WorkerName
-from scheduler.ledger import Holding, HoldingKind, Ledger, WorkerRecord
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import Holding, Ledger, WorkerRecord
 from scheduler.messages import WorkerHeartbeat
 from scheduler.spec import AttemptId, Term
 

@@ -71,6 +71,7 @@ class RequestSpec:
         sampling: how tokens are drawn.
         stop: when it ends.
         priority: higher first.
+        is_continuation: the door submits it again; it was admitted before.
         reuse_scope: KV blocks are shared only within one scope.
     """
 
@@ -82,3 +83,4 @@ class RequestSpec:
     accepted_token_ids: tuple[int, ...] = ()
     priority: int = 0
     reuse_scope: str = ""
+    is_continuation: bool = False

@@ -56,7 +56,7 @@ class TrackedRequest:
         door: who asked.
         arrival: order of submission in this term; kept over retries and deferrals.
         submitted_at_s: the caller's clock.
-        phase: where it is; changed by `enter` and `restart` only.
+        phase: where it is; changed by `enter`, `restart` and `adopt` only.
         state: QUEUED, RUNNING or terminal; changed by `on_event` only.
         attempt_id: the running attempt.
         num_attempts: attempts begun so far.
@@ -101,7 +101,7 @@ class TrackedRequest:
     @property
     def has_emitted(self) -> bool:
         """Whether a token of this attempt may be at the door, so that only the door can go on (C9)."""
-        return self.handoff is not None or self.phase is Phase.LOCAL
+        return self.handoff is not None or self.phase in (Phase.LOCAL, Phase.GENERATION)
 
     def enter(self, phase: Phase) -> None:
         """Move by the table. Raises IllegalTransition and changes nothing where it has no such move."""
@@ -113,6 +113,13 @@ class TrackedRequest:
     def on_event(self, event: RequestEvent) -> None:
         """Move the state by the table of `scheduler.states`."""
         self.state = advance_request(self.state, event)
+
+    def adopt(self, attempt_id: AttemptId, phase: Phase) -> None:
+        """Queued, and found running: an attempt of an earlier term is its own."""
+        self.on_event(RequestEvent.DISPATCHED)
+        self.phase = phase
+        self.attempt_id = attempt_id
+        self.num_attempts += 1
 
     def restart(self, phase: Phase) -> None:
         """The attempt was lost: forget it and wait again from `phase`."""

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs import DeploymentConfig, load_deployment, preset_names
+from serving.chaos.command import add_options as add_chaos_options
 from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
 from serving.ray_environment import set_ray_environment
 from serving.simulation.command import add_options as add_simulate_options
 
-_WATCH_INTERVAL_S = 1.0
+_WATCH_INTERVAL_S = 0.1
 _SIGNAL_EXIT_BASE = 128  # as a shell reports a command that a signal ended
 _DTYPES = ("auto", "float32", "bfloat16")
 
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     manager = bench.add_parser("manager", help="cost of the KV cache manager's calls", add_help=False)
     manager.set_defaults(run=_bench_manager)
     _add_bench_scheduler(bench.add_parser("scheduler", help="microseconds of a scheduling pass"))
+    add_chaos_options(commands.add_parser("chaos", help="a server whose processes are killed while it serves"))
     add_simulate_options(commands.add_parser("simulate", help="a deployment in virtual time, from a seed"))
     return parser
 

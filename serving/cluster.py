@@ -9,29 +9,25 @@ import os
 import socket
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 
 from configs import DeploymentConfig
 from scheduler.messages import WorkerRegistration
-from scheduler.spec import Term
 from serving.actors.central_actor import CentralActor
 from serving.actors.directory import CENTRAL_NAME, ActorPlace
 from serving.actors.door_actor import DoorActor
 from serving.actors.worker_actor import WorkerActor
 from serving.run_folder import RUN_ID_VARIABLE, RunFolder, sweep
+from serving.supervisor import Supervisor
 from serving.workers.worker_plan import WorkerPlan, worker_names
 
 _log = logging.getLogger("pdserve.cluster")
 _DOOR_NAME = "door-0"
-_PING_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 10.0
-_MAX_UNANSWERED = 3
+_RECORD_EVERY_S = 1.0
 
 
 class StartError(Exception):
@@ -50,8 +46,8 @@ class Cluster:
         self._central: Any = None  # Ray's handles have no static type
         self._door: Any = None
         self._workers: dict[str, Any] = {}
-        self._unanswered: Counter[str] = Counter()
-        self._ended_pids: set[int] = set()
+        self._supervisor: Supervisor | None = None
+        self._recorded_at_s = float("-inf")
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -105,22 +101,25 @@ class Cluster:
     def _start_actors(self) -> int:
         assert self._run is not None
         place = ActorPlace(namespace=self._namespace, run_folder=self._run.path)
-        # The newest term wins everywhere; the clock gives a successor a higher one without asking.
-        term = Term(time.time_ns())
-        self._central = _actor(CentralActor, CENTRAL_NAME).remote(place, self._config, term)
+        self._central = _actor(CentralActor, CENTRAL_NAME).remote(place, self._config, [_DOOR_NAME])
         self._door = _actor(DoorActor, _DOOR_NAME).remote(place, self._config, self._model_folder, _DOOR_NAME)
         threads = _threads_per_worker(self._config)
         plan = WorkerPlan(self._config, self._model_folder, self._run.path, threads)
         for name, role in worker_names(self._config.cluster):
-            options = {"max_restarts": -1, "num_gpus": self._config.cluster.gpus_per_worker}
-            self._workers[name] = _actor(WorkerActor, name, **options).remote(place, plan, name, role)
+            num_gpus = self._config.cluster.gpus_per_worker
+            self._workers[name] = _actor(WorkerActor, name, num_gpus=num_gpus).remote(place, plan, name, role)
         deadline_s = self._config.cluster.start_timeout_s
-        ray.get(self._central.start.remote(), timeout=deadline_s)
+        ray.get(self._central.look.remote(), timeout=deadline_s)
         registrations: list[WorkerRegistration] = ray.get(
             [worker.registration.remote() for worker in self._workers.values()], timeout=deadline_s
         )
         longest = min(registration.max_request_tokens for registration in registrations)
-        port: int = ray.get(self._door.start.remote(longest), timeout=deadline_s)
+        wanted = self._config.server.port
+        port: int = ray.get(self._door.start.remote(longest, wanted), timeout=deadline_s)
+        self._supervisor = Supervisor(
+            self._central, {_DOOR_NAME: self._door}, self._workers, self._config.central, owns_processes=self._owns_ray
+        )
+        self._supervisor.open_door(_DOOR_NAME, longest, port)
         self._run.record_processes()
         return port
 
@@ -129,42 +128,15 @@ class Cluster:
     def watch(self) -> str | None:
         """Look once after everything; returns why the deployment cannot go on, or None.
 
-        Called about every second by the supervisor. Workers come back by themselves; without the
-        central scheduler or the door the server would answer 503 for ever, so it ends (C13).
+        Called several times a second by the supervisor process. What dies is replaced meanwhile.
         """
         assert self._run is not None
-        self._run.record_processes()
-        for name, call in ((CENTRAL_NAME, self._central.state.remote()), (_DOOR_NAME, self._door.ping.remote())):
-            try:
-                answer = ray.get(call, timeout=_PING_TIMEOUT_S)
-                self._unanswered[name] = 0
-            except ray.exceptions.GetTimeoutError:
-                self._unanswered[name] += 1
-                if self._unanswered[name] >= _MAX_UNANSWERED:
-                    return f"{name} has not answered {_MAX_UNANSWERED} times in a row"
-                continue
-            except ray.exceptions.RayError as error:
-                return f"{name} is gone: {_reason(error)}"
-            if name == CENTRAL_NAME:
-                for worker in answer["workers"]:
-                    if worker["state"] == "lost":
-                        self._end_lost_worker(worker)
-        return None
-
-    def _end_lost_worker(self, worker: Mapping[str, Any]) -> None:
-        """A fenced life must not go on (C5): end it, so that Ray starts the next one, with a new epoch."""
-        if worker["pid"] in self._ended_pids:
-            return
-        self._ended_pids.add(worker["pid"])
-        _log.warning("ending %s (pid %d): %s", worker["name"], worker["pid"], worker.get("lost_reason"))
-        process = self._own_process(worker["pid"])
-        if process is not None:
-            process.kill()  # a stopped process hears nothing else
-        elif not self._owns_ray:
-            ray.kill(self._workers[worker["name"]], no_restart=False)
-
-    def _own_process(self, pid: int) -> psutil.Process | None:
-        return next((child for child in psutil.Process().children(recursive=True) if child.pid == pid), None)
+        assert self._supervisor is not None
+        now_s = time.monotonic()
+        if now_s - self._recorded_at_s > _RECORD_EVERY_S:
+            self._recorded_at_s = now_s
+            self._run.record_processes()
+        return self._supervisor.watch()
 
     # -- stop --------------------------------------------------------------------------------------
 
@@ -175,7 +147,7 @@ class Cluster:
                 self._stop_actors()
                 ray.shutdown()
         finally:
-            self._door = self._central = None
+            self._door = self._central = self._supervisor = None
             self._workers = {}
             if self._run is not None:
                 self._run.remove()
@@ -191,7 +163,7 @@ class Cluster:
 
 
 def _actor(cls: type, name: str, **options: object) -> Any:
-    return ray.remote(cls).options(name=name, num_cpus=0, **options)
+    return ray.remote(cls).options(name=name, num_cpus=0, max_restarts=-1, **options)
 
 
 def _threads_per_worker(config: DeploymentConfig) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from scheduler.messages import DoorNotice, ErrorKind, TokenBatch, TokenEvent
-from scheduler.spec import DoorName, RequestSpec, RequestUid
+from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
 from serving.generation_request import DoorSettings, GenerationRequest, RequestFailedError
 from serving.metrics import StreamMetrics
@@ -71,12 +71,14 @@ class Frontend:
         self._choices: dict[RequestUid, OpenChoice] = {}
         self._timelines = TimelineBook(settings.kept_timelines)
         self._counters: Counter[str] = Counter()
+        self._term = Term(0)
         self._is_draining = False
         self._is_closed = False
         self._scheduler = SchedulerClient(
             endpoint,
             submit_timeout_s=settings.submit_timeout_s,
             state_timeout_s=settings.health_timeout_s,
+            restart_patience_s=settings.restart_patience_s,
             is_wanted=self._choices.__contains__,
         )
         self._recovery = AttemptRecovery(self._scheduler, settings, self._counters, clock=clock, fail=self._fail)
@@ -99,7 +101,7 @@ class Frontend:
         opened = self._open(request)
         specs = [choice.stream.spec for choice in opened.choices if choice.is_open]
         try:
-            refused = (await self._scheduler.submit(specs)).refused if specs else ()
+            refused = (await self._scheduler.submit_patiently(specs)).refused if specs else ()
         except EndpointUnavailableError as error:
             self._fail(opened, ErrorKind.NO_WORKER, str(error))
         except BaseException:
@@ -165,8 +167,12 @@ class Frontend:
             else:
                 self._receive(choice, event)
 
-    def on_notices(self, notices: Iterable[DoorNotice]) -> None:
-        """Attempts that ended without a last token."""
+    def on_notices(self, notices: Iterable[DoorNotice], term: Term | None = None) -> None:
+        """Attempts that ended without a last token. A term below one that was seen is refused (C6)."""
+        if term is not None and term < self._term:
+            self._counters["refused_terms"] += 1
+            return
+        self._term = max(self._term, term or self._term)
         for notice in notices:
             choice = self._choices.get(notice.uid)
             if choice is None:
@@ -176,8 +182,9 @@ class Frontend:
             else:
                 self._fail(choice.request, notice.kind, notice.message)
 
-    def open_specs(self) -> tuple[RequestSpec, ...]:
-        """Every request that is not ended, to be continued after its accepted tokens (C6)."""
+    def claim(self, term: Term) -> tuple[RequestSpec, ...]:
+        """A new term asks: every request that is not ended, to be continued after its accepted tokens (C6)."""
+        self._term = max(self._term, term)
         return tuple(choice.stream.continuation() for choice in self._choices.values())
 
     def counters(self) -> Mapping[str, int]:

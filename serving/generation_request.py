@@ -61,6 +61,8 @@ class DoorSettings:
         silence_s: a choice without news for so long is submitted again.
         gap_deadline_s: how long a token may overtake an earlier one before the choice is resubmitted.
         submit_timeout_s: the central scheduler must answer within it.
+        restart_patience_s: how long a new request waits for a central scheduler that cannot be reached, since it
+            is being restarted; 0 fails it at once.
         health_timeout_s: the same for /health and /cluster/state.
         request_timeout_s: from submission to the end, whatever happens elsewhere (I8).
         kept_timelines: finished requests that are remembered.
@@ -78,6 +80,7 @@ class DoorSettings:
     silence_s: float = 30.0
     gap_deadline_s: float = 2.0
     submit_timeout_s: float = 10.0
+    restart_patience_s: float = 0.0
     health_timeout_s: float = 2.0
     request_timeout_s: float = 630.0
     kept_timelines: int = 2048

@@ -14,7 +14,8 @@ from configs import CentralConfig, DeploymentConfig
 from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import SettleReply
 from manager import Epoch, LeaseId, RequestId, WorkerName
-from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.central import AskWorker, CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import DoorNotice, ReportBatch, SubmitReply, TokenBatch, WorkerHeartbeat
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from serving.workers.assembly import build_worker
@@ -99,6 +100,8 @@ class InprocessCluster:
         self.central = central = CentralScheduler(config, Term(1))
         self.workers = dict(workers)
         self._clock = clock
+        self._config = config
+        self._sinks = sinks
         self._tokens: list[TokenBatch] = []
         self._notices: list[DoorNotice] = []
         sinks.bind(central, self._tokens.append)
@@ -113,13 +116,26 @@ class InprocessCluster:
         """Cancel requests everywhere."""
         self.central.cancel(door, uids, self._clock())
 
+    def replace_central(self, claims: Mapping[DoorName, Sequence[RequestSpec]]) -> None:
+        """The central scheduler is gone, with all that it knew; its successor asks the workers.
+
+        Args:
+            claims: what each door owns.
+        """
+        term = Term(self.central.term + 1)
+        self.central = CentralScheduler(self._config, term)
+        self._sinks.bind(self.central, self._tokens.append)
+        self.central.take_over(list(self.workers), list(claims), self._clock())
+        for door, specs in claims.items():
+            self.central.claim(door, specs, self._clock())
+
     def pump(self) -> bool:
         """Deliver commands, run one iteration of every worker; returns whether anything happened."""
         self.central.tick(self._clock())
-        busy = self._deliver()
+        busy = self.deliver()
         for worker in self.workers.values():
             busy = worker.run_once() or busy
-        return self._deliver() or busy
+        return self.deliver() or busy
 
     def take_tokens(self) -> list[TokenBatch]:
         """Token batches since the last call."""
@@ -136,14 +152,20 @@ class InprocessCluster:
         for worker in self.workers.values():
             worker.stop()
 
-    def _deliver(self) -> bool:
+    def _introduce(self, introduction: WorkerIntroduction) -> None:
+        self.central.introduce(introduction, self._clock())
+
+    def deliver(self) -> bool:
+        """Bring the central scheduler's commands to their receivers; returns whether there were any."""
         commands = self.central.take_commands()
         for command in commands:
             match command:
                 case SendToWorker(worker=worker, batch=batch):
                     self.workers[worker].post(batch)
-                case NotifyDoor(_, notices):
+                case NotifyDoor(notices=notices):
                     self._notices.extend(notices)
+                case AskWorker(worker=worker, term=term):
+                    self.workers[worker].introduce(term, self._introduce)
         return bool(commands)
 
 

@@ -14,6 +14,7 @@ from scheduler.spec import RequestSpec, RequestUid
 from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
 
 _log = logging.getLogger(__name__)
+_RETRY_S = 0.1
 _T = TypeVar("_T")
 
 
@@ -26,6 +27,7 @@ class SchedulerClient:
         *,
         submit_timeout_s: float,
         state_timeout_s: float,
+        restart_patience_s: float,
         is_wanted: Callable[[RequestUid], bool],
     ) -> None:
         """Args.
@@ -33,11 +35,13 @@ class SchedulerClient:
         endpoint: the central scheduler.
         submit_timeout_s: a submission must be answered within it.
         state_timeout_s: a question must be answered within it.
+        restart_patience_s: see `submit_patiently`.
         is_wanted: whether this request's tokens are still wanted.
         """
         self._endpoint = endpoint
         self._submit_timeout_s = submit_timeout_s
         self._state_timeout_s = state_timeout_s
+        self._restart_patience_s = restart_patience_s
         self._is_wanted = is_wanted
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -58,6 +62,24 @@ class SchedulerClient:
             task.add_done_callback(lambda _: self._cancel_unwanted(uids))
             raise EndpointUnavailableError(_no_answer(self._submit_timeout_s))
         return task.result()
+
+    async def submit_patiently(self, specs: Sequence[RequestSpec]) -> SubmitReply:
+        """Queue requests; where the central scheduler is being restarted, wait for its successor.
+
+        Submitting again is safe: a uid that is queued already changes nothing.
+
+        Raises:
+            EndpointUnavailableError: nobody could be reached for `restart_patience_s`.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at_s = loop.time() + self._restart_patience_s
+        while True:
+            try:
+                return await self.submit(specs)
+            except EndpointUnavailableError:
+                if loop.time() >= give_up_at_s:
+                    raise
+            await asyncio.sleep(_RETRY_S)
 
     def cancel(self, uids: Sequence[RequestUid]) -> None:
         """End requests everywhere; returns at once."""

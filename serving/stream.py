@@ -117,7 +117,7 @@ class ChoiceStream:
 
     def continuation(self) -> RequestSpec:
         """The same request, to be continued after the accepted tokens by a new attempt."""
-        return replace(self.spec, accepted_token_ids=tuple(self.token_ids))
+        return replace(self.spec, accepted_token_ids=tuple(self.token_ids), is_continuation=True)
 
     def give_up_attempts(self) -> None:
         """The attempts so far are lost. What they sent ahead of a gap is forgotten: it will come again."""

@@ -14,6 +14,8 @@ import ray
 from kvtransfer.errors import PeerError
 
 CENTRAL_NAME = "central"
+LIFE_MARK = "#"
+"""Between the name of an actor and the number of its life, where each life has a name of its own."""
 _SWITCH_INTERVAL_S = 0.0005  # the loop and Ray's threads share the interpreter lock; the default is 5 ms
 
 
@@ -41,7 +43,8 @@ class Directory:
         self._handles: dict[str, Any] = {}  # Ray's handles have no static type
 
     def find(self, name: str) -> Any:
-        """The actor's handle. Raises PeerError when there is none."""
+        """The handle of an actor, by its name or that of one of its lives. Raises PeerError when there is none."""
+        name = name.partition(LIFE_MARK)[0]
         handle = self._handles.get(name)
         if handle is None:
             try:

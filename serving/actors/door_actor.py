@@ -1,7 +1,11 @@
 """`DoorActor`: one front door's process, and its way to the central scheduler."""
 
+import asyncio
+import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,8 @@ import ray
 from configs import DeploymentConfig
 from kvtransfer.errors import PeerError
 from scheduler.messages import DoorNotice, SubmitReply, TokenBatch
-from scheduler.spec import DoorName, RequestSpec, RequestUid
-from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
+from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
+from serving.actors.directory import CENTRAL_NAME, LIFE_MARK, ActorPlace, Directory, prepare_process
 from serving.api.http_server import DoorServer
 from serving.endpoint import EndpointUnavailableError
 
@@ -52,38 +56,78 @@ class RayEndpoint:
             raise EndpointUnavailableError(msg) from error
 
 
+@dataclass(frozen=True, slots=True)
+class DoorLook:
+    """What the supervisor sees of a door.
+
+    Attributes:
+        name: of this life.
+        port: where it listens; None before it was started.
+    """
+
+    pid: int
+    name: DoorName
+    port: int | None
+
+
 class DoorActor:
-    """One front door: an HTTP server inside an actor."""
+    """One front door: an HTTP server inside an actor. Ray restarts it after a death; its streams have ended then."""
 
     def __init__(self, place: ActorPlace, config: DeploymentConfig, model_folder: Path, name: str) -> None:
         """Wait for `start`."""
         prepare_process(place, name)
-        self._name = DoorName(name)
-        self._endpoint = RayEndpoint(Directory(place.namespace), self._name)
+        # Each life has a name of its own: the requests of an earlier one have no owner any more.
+        self._name = DoorName(f"{name}{LIFE_MARK}{time.time_ns()}")
+        self._directory = Directory(place.namespace)
+        self._endpoint = RayEndpoint(self._directory, self._name)
         self._config = config
         self._model_folder = model_folder
         self._server: DoorServer | None = None
+        self._port: int | None = None
+        self._beating: asyncio.Task[None] | None = None
 
-    async def start(self, max_request_tokens: int) -> int:
-        """Load the tokenizer and listen; returns the port. Raises OSError when it is taken."""
-        self._server = DoorServer(self._endpoint, self._config, self._model_folder, self._name, max_request_tokens)
-        return await self._server.start()
+    async def start(self, max_request_tokens: int, port: int) -> int:
+        """Load the tokenizer and listen; returns the port. Raises OSError when it is taken. Once a life.
+
+        Args:
+            max_request_tokens: of the largest request that every worker takes.
+            port: where an earlier life listened, or the configured one.
+        """
+        if self._port is None:
+            server = replace(self._config.server, port=port)
+            config = replace(self._config, server=server)
+            self._server = DoorServer(self._endpoint, config, self._model_folder, self._name, max_request_tokens)
+            self._beating = self._beating or asyncio.create_task(self._beat())
+            self._port = await self._server.start()
+        return self._port
 
     async def on_tokens(self, batch: TokenBatch) -> None:
         """Tokens of one step, straight from a worker."""
         if self._server is not None:
             self._server.frontend.on_tokens(batch)
 
-    async def on_notices(self, notices: tuple[DoorNotice, ...]) -> None:
+    async def on_notices(self, term: Term, notices: tuple[DoorNotice, ...]) -> None:
         """What the central scheduler has to say of requests."""
         if self._server is not None:
-            self._server.frontend.on_notices(notices)
+            self._server.frontend.on_notices(notices, term)
+
+    async def introduce(self, term: Term) -> None:
+        """A new central scheduler asks which requests are open here."""
+        specs = self._server.frontend.claim(term) if self._server is not None else ()
+        with contextlib.suppress(PeerError):
+            self._directory.find(CENTRAL_NAME).claim.remote(self._name, specs)
 
     async def stop(self) -> None:
         """Stop listening and end open streams."""
         if self._server is not None:
             await self._server.stop()
 
-    async def ping(self) -> int:
-        """Lives; returns the process id."""
-        return os.getpid()
+    async def look(self) -> DoorLook:
+        """For the supervisor."""
+        return DoorLook(os.getpid(), self._name, self._port)
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(PeerError):
+                self._directory.find(CENTRAL_NAME).door_heartbeat.remote(self._name)
+            await asyncio.sleep(self._config.central.heartbeat_s)

@@ -13,6 +13,19 @@ class ReportOrder:
         self._taken: dict[WorkerName, int] = {}
         self._early: dict[WorkerName, dict[int, ReportBatch]] = {}
 
+    def begin(self, worker: WorkerName, epoch: Epoch, num_taken: int) -> list[ReportBatch]:
+        """A life whose first `num_taken` batches need not be seen any more; returns those whose turn has come."""
+        if epoch < self._epochs.get(worker, epoch):
+            return []
+        if epoch != self._epochs.get(worker):
+            self._epochs[worker] = epoch
+            self._taken[worker], self._early[worker] = 0, {}
+        self._taken[worker] = max(self._taken[worker], num_taken)
+        early = self._early[worker]
+        for sequence in [sequence for sequence in early if sequence <= self._taken[worker]]:
+            del early[sequence]
+        return self._due(worker)
+
     def push(self, batch: ReportBatch) -> list[ReportBatch]:
         """Take a batch; returns those whose turn has come. Older lives pass through: they are refused later."""
         worker = batch.worker
@@ -21,9 +34,12 @@ class ReportOrder:
         if batch.epoch != self._epochs.get(worker):
             self._epochs[worker] = batch.epoch
             self._taken[worker], self._early[worker] = 0, {}
-        early = self._early[worker]
-        early[batch.sequence] = batch
-        ready = []
+        if batch.sequence > self._taken[worker]:
+            self._early[worker][batch.sequence] = batch
+        return self._due(worker)
+
+    def _due(self, worker: WorkerName) -> list[ReportBatch]:
+        early, ready = self._early[worker], []
         while (due := early.pop(self._taken[worker] + 1, None)) is not None:
             self._taken[worker] += 1
             ready.append(due)

@@ -1,11 +1,15 @@
 """`WorkerActor`: one worker process."""
 
+import contextlib
 import os
 import time
 
+from kvtransfer.errors import PeerError
 from kvtransfer.messages import SettleReply
 from manager import Epoch, LeaseId, RequestId, WorkerName
+from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerRole
+from scheduler.spec import Term
 from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
 from serving.actors.worker_links import RayPeers, RaySinks
 from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
@@ -26,7 +30,7 @@ class WorkerActor:
         from serving.workers.assembly import build_worker  # torch, in this process only
 
         prepare_process(place, name)
-        directory = Directory(place.namespace)
+        self._directory = directory = Directory(place.namespace)
         identity = WorkerIdentity(WorkerName(name), role, Epoch(time.time_ns()), os.getpid())
         self._worker = build_worker(identity, plan, RayPeers(directory), RaySinks(directory))
         self._registration = self._worker.registration()
@@ -37,9 +41,14 @@ class WorkerActor:
         """Answered once the worker runs."""
         return self._registration
 
-    def post(self, batch: CommandBatch) -> None:
-        """Commands of the central scheduler."""
-        self._worker.post(batch)
+    def post(self, epoch: Epoch, batch: CommandBatch) -> None:
+        """Commands of the central scheduler to one life of this worker; those to an earlier one are dropped."""
+        if epoch == self._registration.epoch:
+            self._worker.post(batch)
+
+    def introduce(self, term: Term) -> None:
+        """A new central scheduler asks what is held here."""
+        self._worker.introduce(term, self._send_introduction)
 
     def settle(self, lease_id: LeaseId, epoch: Epoch, reader: RequestId) -> SettleReply:
         """A peer has read a lease."""
@@ -48,3 +57,7 @@ class WorkerActor:
     def stop(self) -> None:
         """End the threads, release the memory."""
         self._worker.stop()
+
+    def _send_introduction(self, introduction: WorkerIntroduction) -> None:
+        with contextlib.suppress(PeerError):
+            self._directory.find(CENTRAL_NAME).introduce.remote(introduction)

@@ -7,26 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from configs import ModelConfig
+from configs import KernelSet, ModelConfig
 from manager import LayerGroupId, LayerId
-from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch, StepResult
-from serving.engine.exactness import measure_attention, measure_linears
-from serving.engine.linear import MAX_ROWS, RowRule
-from serving.engine.model import LlamaModel
+from serving.engine.native_forward import NativeForward
 from serving.engine.paging import PageLayout
-from serving.engine.plan import ITEM_TOKENS, BatchRules, PlannedGroup, StepPlanner
+from serving.engine.plan import PlannedGroup
 from serving.engine.sampler import draw_tokens
+from serving.engine.torch_forward import TorchForward
 from serving.engine.visibility import Visibility
-from serving.engine.weights import ModelWeights
-
-_HEAD_ROWS = 32
-"""Rows of one call of the output head: the largest product of all, so measured only up to here."""
-_ANY_BATCH = BatchRules(
-    linear=RowRule(1, MAX_ROWS),
-    head=RowRule(1, _HEAD_ROWS),
-    attention=ProductRule(row_multiple=1, products_per_call=None),
-)
+from serving.engine.weights import ModelWeights, takes_native
+from serving.kernels.binding import NativeLibrary, load_library
+from serving.kernels.packed_weights import PackedWeights
 
 
 class Engine:
@@ -35,40 +27,35 @@ class Engine:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights,
+        weights: ModelWeights | PackedWeights,
         pools: Mapping[LayerGroupId, torch.Tensor],
         *,
         layer_groups: Mapping[LayerGroupId, Sequence[LayerId]] | None = None,
         exact: bool = True,
     ) -> None:
-        """Check the pools, and (when `exact`) measure which padding this machine's kernels need.
+        """Check the pools, and (with torch, when `exact`) measure which padding this machine's kernels need.
 
         Args:
             config: the model's geometry.
-            weights: from `load_weights`.
+            weights: from `load_weights`; they say which kernels run.
             pools: per layer group, [num_slots, num_layers, 2, num_kv_heads, tokens_per_block, head_dim]
                 on the device and in the format of the weights; each step writes into them.
             layer_groups: the layers of each group, in the order of its pool; may be left out when
                 there is one group.
             exact: a row's logits are bit-identical whatever else is in the batch (E1). False skips
-                the measurement and the padding.
+                torch's measurement and padding; the native kernels are exact as they are.
 
         Raises:
             ValueError: a pool does not fit the model or the weights, or a group's layers differ in their windows.
             InexactKernelError: `exact`, and this machine's kernels cannot be made batch-invariant.
         """
-        self._pools = dict(pools)
         self._config = config
-        self._weights = weights
-        self._layer_places = _layer_places(config, pools, layer_groups)
-        planned = {
-            group: PlannedGroup(_checked_layout(config, weights, pool), _visibility(config, group, self._layer_places))
-            for group, pool in self._pools.items()
+        places = _layer_places(config, pools, layer_groups)
+        groups = {
+            group: PlannedGroup(_checked_layout(config, weights, pool), _visibility(config, group, places))
+            for group, pool in pools.items()
         }
-        self.batch_rules = _measured_rules(config, weights) if exact else _ANY_BATCH
-        heads_per_kv = config.num_heads // config.num_kv_heads
-        self._planner = StepPlanner(planned, heads_per_kv, self.batch_rules, weights.device)
-        self._model = LlamaModel(config, weights, self.batch_rules)
+        self._forward = _make_forward(config, weights, pools, places, groups, exact=exact)
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, *, return_logits: bool = False) -> StepResult:
@@ -89,26 +76,48 @@ class Engine:
             if end > self._config.max_position:
                 msg = f"{sequence.request_id}: position {end - 1} is past the context of {self._config.max_position}"
                 raise ValueError(msg)
-        plan = self._planner.plan(batch)
-        hidden = self._model.forward(plan, self._pools, self._layer_places)
+        logits = self._forward.logits(batch)
         drawing = [(s.request_id, s.sampling) for s in batch.sequences if s.sampling is not None]
         if not drawing:
-            empty = torch.empty(0, self._config.vocab_size) if return_logits else None
-            return StepResult(token_ids={}, logits=empty)
-        logits = self._model.logits(hidden[plan.drawn_rows])[: len(drawing)]
+            return StepResult(token_ids={}, logits=logits.cpu() if return_logits else None)
         tokens = draw_tokens(logits, [key for _, key in drawing])
         token_ids = {request_id: token for (request_id, _), token in zip(drawing, tokens, strict=True)}
         return StepResult(token_ids=token_ids, logits=logits.cpu() if return_logits else None)
 
 
-def _measured_rules(config: ModelConfig, weights: ModelWeights) -> BatchRules:
-    of_layers = [linear for layer in weights.layers for linear in layer.linears()]
-    item_rows = ITEM_TOKENS * config.num_heads // config.num_kv_heads
-    return BatchRules(
-        linear=measure_linears(of_layers, weights.dtype, weights.device, MAX_ROWS),
-        head=measure_linears([weights.head], weights.dtype, weights.device, _HEAD_ROWS),
-        attention=measure_attention(config.head_dim, item_rows, weights.device),
-    )
+def exactness_class(kernels: KernelSet, config: ModelConfig, device: str) -> str:
+    """Names the arithmetic of an engine with these settings: pages may be exchanged only where it is the same.
+
+    Raises:
+        KernelsMissingError: native kernels are asked for and cannot be had.
+    """
+    if takes_native(kernels, config, device):
+        return _library().exactness_class
+    is_cpu = torch.device(device).type == "cpu"
+    capability = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name()
+    return f"torch-{torch.__version__}-{capability}"
+
+
+def _make_forward(
+    config: ModelConfig,
+    weights: ModelWeights | PackedWeights,
+    pools: Mapping[LayerGroupId, torch.Tensor],
+    places: Sequence[tuple[LayerGroupId, int]],
+    groups: Mapping[LayerGroupId, PlannedGroup],
+    *,
+    exact: bool,
+) -> TorchForward | NativeForward:
+    if isinstance(weights, PackedWeights):
+        return NativeForward(_library(), weights, pools, places, groups)
+    return TorchForward(config, weights, pools, places, groups, exact=exact)
+
+
+def _library() -> NativeLibrary:
+    library = load_library()
+    if library is None:  # it was there when the weights were packed
+        msg = "the native library has gone"
+        raise RuntimeError(msg)
+    return library
 
 
 def _layer_places(
@@ -142,7 +151,7 @@ def _visibility(config: ModelConfig, group: LayerGroupId, places: Sequence[tuple
     return Visibility(window, 0 if window is None else config.num_sink_tokens)
 
 
-def _checked_layout(config: ModelConfig, weights: ModelWeights, pool: torch.Tensor) -> PageLayout:
+def _checked_layout(config: ModelConfig, weights: ModelWeights | PackedWeights, pool: torch.Tensor) -> PageLayout:
     layout = PageLayout.of(pool)
     found = (layout.num_kv_heads, layout.head_dim, pool.dtype, pool.device.type)
     expected = (config.num_kv_heads, config.head_dim, weights.dtype, weights.device.type)

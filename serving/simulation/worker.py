@@ -39,6 +39,7 @@ from serving.simulation.settings import SimulationSettings
 from serving.simulation.tier_copies import TierCopies
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox
+from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import SharedPool
 from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker, StopStringDetector
@@ -161,6 +162,8 @@ class SimulatedWorker:
             outbox=Outbox(identity.name, identity.epoch, self),
             staging=SharedPool(),
             wake=threading.Event(),
+            # The deployment audits after passes, and counts the violations.
+            self_audit=SelfAudit(self.manager.audit, period_s=0.0, max_share=1.0, clock=self._now_s),
         )
         return WorkerLoop(identity, parts, self._now_s)
 

@@ -39,12 +39,13 @@ class AgentThread:
         """Begin; once."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread and wait for it; may be called twice."""
+    def stop(self) -> bool:
+        """End the thread and wait for it; may be called twice. Returns whether it has ended."""
         self._stopping = True
         self.agent.kick()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+        return not self._thread.is_alive()
 
     def run_once(self) -> float:
         """Poll, and beat when it is time; returns the seconds until it wants to be called again."""

@@ -22,7 +22,7 @@ from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
-from serving.engine.runner import Engine
+from serving.engine.runner import Engine, exactness_class
 from serving.engine.weights import load_weights, resolve_dtype
 from serving.output_text import StopStringDetector
 from serving.tokenizer import Tokenizer
@@ -66,7 +66,8 @@ def build_worker(
     transport.register(device.memory)
 
     wake = threading.Event()
-    layout = device.layout(model, model_fingerprint(plan.model_folder), dtype)
+    kernels = exactness_class(config.engine.kernels, model, config.engine.device)
+    layout = device.layout(model, model_fingerprint(plan.model_folder), kernels, dtype)
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
     tiers: list[SlotPool] = [*device.pools, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
     copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
@@ -88,6 +89,7 @@ def build_worker(
         outbox=Outbox(identity.name, identity.epoch, sinks),
         staging=device.staging,
         wake=wake,
+        self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
     )
     loop = WorkerLoop(identity, parts, clock)
     return Worker(
@@ -95,7 +97,6 @@ def build_worker(
         loop,
         AgentThread(loop, agent, sinks, config.transfer.heartbeat_s, clock),
         manager=manager,
-        self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
         on_close=lambda: _close(manager, tiers, pool_path),
     )
 
@@ -128,8 +129,9 @@ def _make_engine(
 ) -> Engine:
     groups = {group.layer_group_id: group.layer_ids for group in geometry.layer_groups}
     dtype = next(iter(pages.values())).dtype
-    weights = load_weights(plan.model_folder, model, dtype, plan.config.engine.device)
-    return Engine(model, weights, pages, layer_groups=groups, exact=plan.config.engine.exact)
+    engine = plan.config.engine
+    weights = load_weights(plan.model_folder, model, dtype, engine.device, engine.kernels)
+    return Engine(model, weights, pages, layer_groups=groups, exact=engine.exact)
 
 
 def _make_stop_checker(model_folder: Path, model: ModelConfig) -> StopChecker:

@@ -26,6 +26,7 @@ class ContextSide:
         self._outbox = outbox
         self._staging = staging
         self._leases: dict[AttemptId, LeaseId] = {}
+        self._handoffs: dict[AttemptId, Handoff] = {}
 
     def hand_over(self, request: Request, lease: PageLease, now_s: float) -> None:
         """A context finished: hold its pages for a reader and tell the central scheduler where they are."""
@@ -33,7 +34,17 @@ class ContextSide:
         self._agent.hold(lease, now_s)
         self._leases[request.attempt_id] = lease.lease_id
         handoff = Handoff(self._agent.make_ticket(lease), request.token_ids[-1])
+        self._handoffs[request.attempt_id] = handoff
         self._outbox.report(ContextDone(request.attempt_id, handoff))
+
+    def handoff(self, attempt_id: AttemptId) -> Handoff | None:
+        """What was handed over, while its lease lives."""
+        return self._handoffs.get(attempt_id)
+
+    @property
+    def leased(self) -> tuple[AttemptId, ...]:
+        """Attempts whose pages wait for a reader."""
+        return tuple(self._leases)
 
     def finished_by_first_token(self, request: Request) -> None:
         """Nothing to transfer (C4)."""
@@ -45,11 +56,13 @@ class ContextSide:
         # False: it has ended before, and its outcome is on its way to `on_lease`.
         if lease_id is not None and self._agent.drop_lease(lease_id):
             del self._leases[attempt_id]
+            self._handoffs.pop(attempt_id, None)
             self._scheduler.on_lease_ended(lease_id, now_s, settled=False)
 
     def on_lease(self, outcome: LeaseOutcome, now_s: float) -> None:
         """A lease was settled, expired or dropped: its pages are the manager's again."""
         self._leases.pop(AttemptId(outcome.request_id), None)
+        self._handoffs.pop(AttemptId(outcome.request_id), None)
         request = self._scheduler.on_lease_ended(outcome.lease_id, now_s, settled=outcome.settled)
         if request is not None:
             self._outbox.report(LeaseEnded(request.attempt_id, outcome.lease_id, outcome.settled))

@@ -50,11 +50,15 @@ class GenerationSide:
     def deliver(self, command: DeliverHandoff, now_s: float) -> None:
         """The finished context of a generation-first offer; its pages are read if they have a place already."""
         request = self._scheduler.get(command.attempt_id)
-        if request is None:
-            return
+        if request is None or command.attempt_id in self._handoffs:
+            return  # it has ended, or a new term says again what is known
         self._handoffs[command.attempt_id] = command.handoff
         if request.state is AttemptState.DISAGG_GENERATION_TRANS_IN_PROGRESS:
             self._read(request, command.handoff, now_s)
+
+    def handoff(self, attempt_id: AttemptId) -> Handoff | None:
+        """The ticket that came with the offer or after it, until it is activated."""
+        return self._handoffs.get(attempt_id)
 
     def on_reserved(self, request: Request, now_s: float) -> None:
         """A reservation was committed: read its pages, or wait for the context that fills them."""

@@ -45,6 +45,11 @@ class Outbox:
         self._num_batches = 0
         self._tokens: dict[DoorName, list[TokenEvent]] = defaultdict(list)
 
+    @property
+    def num_batches(self) -> int:
+        """Report batches sent so far: the number of the last one."""
+        return self._num_batches
+
     def report(self, report: WorkerReport) -> None:
         """Tell the central scheduler."""
         self._reports.append(report)

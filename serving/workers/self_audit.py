@@ -26,14 +26,13 @@ class SelfAudit:
         self._max_share = max_share
         self._clock = clock
         self._due_s = clock() + period_s if period_s else float("inf")
-        self.num_audits = 0
 
-    def run_if_due(self) -> None:
-        """Audit when the time has come. Raises CorruptedError."""
+    def run_if_due(self) -> bool:
+        """Audit when the time has come; returns whether it had. Raises CorruptedError."""
         started_s = self._clock()
         if started_s < self._due_s:
-            return
+            return False
         self._audit()
-        self.num_audits += 1
         ended_s = self._clock()
         self._due_s = ended_s + max(self._period_s, (ended_s - started_s) / self._max_share)
+        return True

@@ -24,6 +24,7 @@ from kvtransfer.messages import LeaseOutcome, ReceiveOutcome
 from manager import KVCacheManager
 from scheduler.errors import InvalidRequest
 from scheduler.interface import IterationScheduler
+from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import (
     CancelAttempt,
     Cancelled,
@@ -33,12 +34,14 @@ from scheduler.messages import (
     ErrorKind,
     Failed,
     Finished,
+    Handoff,
     OfferGeneration,
     RenewLeases,
     RoomReported,
     RunContext,
     RunLocal,
     WorkerCommand,
+    WorkerRegistration,
     WorkerSnapshot,
     WorkerState,
 )
@@ -50,8 +53,10 @@ from serving.engine.batch import StepBatch, StepResult
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.context_worker import ContextSide
 from serving.workers.generation_worker import GenerationSide
+from serving.workers.introduction import IntroductionSink, held_parts
 from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
+from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
 from serving.workers.worker_plan import WorkerIdentity
@@ -81,6 +86,7 @@ class WorkerParts:
     staging: PageStaging
     wake: threading.Event
     """Set by whoever has something for the loop."""
+    self_audit: SelfAudit
 
 
 @dataclass(slots=True)
@@ -105,11 +111,12 @@ class WorkerLoop:
         self._outbox = parts.outbox
         self._clock = clock
         self._inbox: deque[CommandBatch] = deque()
+        self._asked: deque[tuple[Term, WorkerRegistration, IntroductionSink]] = deque()
         self._term = Term(0)
         self._commands_seen: tuple[Term, int] | None = None
         self._phases = PhaseClock(identity.name)
         self._progress = _Progress()
-        self._counts = {"refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
+        self._counts = {"audits": 0, "refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
         self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
         self._generation_side = GenerationSide(
             parts.manager, parts.scheduler, parts.agent, parts.outbox, self._phases, parts.staging
@@ -121,6 +128,11 @@ class WorkerLoop:
     def post(self, batch: CommandBatch) -> None:
         """Queue commands; the loop takes them before its next pass."""
         self._inbox.append(batch)
+        self._parts.wake.set()
+
+    def introduce(self, term: Term, registration: WorkerRegistration, sink: IntroductionSink) -> None:
+        """A central scheduler asks what is held here; the loop answers between two iterations (C6)."""
+        self._asked.append((term, registration, sink))
         self._parts.wake.set()
 
     def wake(self) -> None:
@@ -156,7 +168,21 @@ class WorkerLoop:
             # First the reports, then the account: one that runs ahead of them looks like a divergence.
             self._outbox.flush()
             self._snapshot = self._make_snapshot()
+        self._answer_introductions()
+        if self._parts.self_audit.run_if_due():
+            self._counts["audits"] += 1
+            self._snapshot = self._make_snapshot()
         return busy
+
+    def _answer_introductions(self) -> None:
+        while self._asked:
+            asked, registration, sink = self._asked.popleft()
+            seen, self._term = self._term, max(self._term, asked)
+            parts = held_parts(self._scheduler, self._identity.role, self._context_side.leased, self._handoff)
+            sink(WorkerIntroduction(registration, seen, self._outbox.num_batches, parts))
+
+    def _handoff(self, attempt_id: AttemptId) -> Handoff | None:
+        return self._context_side.handoff(attempt_id) or self._generation_side.handoff(attempt_id)
 
     # -- commands and outcomes ---------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from kvtransfer import TransferAgent
 from manager import CorruptedError
 from manager.kv_cache_manager import KVCacheManagerV2
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot, WorkerState
+from scheduler.spec import Term
 from serving.workers.agent_thread import AgentThread
-from serving.workers.self_audit import SelfAudit
+from serving.workers.introduction import IntroductionSink
 from serving.workers.step_loop import WorkerLoop
 from serving.workers.worker_plan import WorkerIdentity
 
@@ -27,7 +28,6 @@ class Worker:
         agent_thread: AgentThread,
         *,
         manager: KVCacheManagerV2,
-        self_audit: SelfAudit,
         on_close: Callable[[], None],
     ) -> None:
         """Use `assembly.build_worker`."""
@@ -35,7 +35,6 @@ class Worker:
         self.manager = manager
         self._loop = loop
         self._agent_thread = agent_thread
-        self.self_audit = self_audit
         self._on_close = on_close
         self._is_stopping = False
         self._on_fatal: Callable[[], None] = _nothing
@@ -67,6 +66,10 @@ class Worker:
         """Commands of the central scheduler, from any thread."""
         self._loop.post(batch)
 
+    def introduce(self, term: Term, sink: IntroductionSink) -> None:
+        """A central scheduler of `term` asks what is held here, from any thread."""
+        self._loop.introduce(term, self.registration(), sink)
+
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""
         return self._loop.snapshot()
@@ -80,21 +83,30 @@ class Worker:
         """Wait for the loop's thread to end."""
         self._thread.join(timeout_s)
 
-    def stop(self) -> None:
-        """End both threads and release the memory; may be called twice."""
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """End both threads and release the memory; may be called twice.
+
+        Returns:
+            Whether it did. A thread that is still in a step or a read after `timeout_s` keeps its memory, which
+            then ends with the process: freed under it, it would be written after its reuse.
+        """
         self._is_stopping = True
         self._loop.wake()
         if self._thread.is_alive():
-            self._thread.join(timeout=30)
-        self._agent_thread.stop()
+            self._thread.join(timeout_s)
+        if not self._agent_thread.stop() or self._thread.is_alive():
+            _log.error(
+                "%s did not stop in %.1f s; its memory is left to the end of the process", self.identity.name, timeout_s
+            )
+            return False
         self.agent.close()
         self._on_close()
+        return True
 
     def _run(self) -> None:
         try:
             while not self._is_stopping:
                 is_busy = self._loop.run_once()
-                self.self_audit.run_if_due()
                 if not is_busy:
                     self._loop.wait(_IDLE_WAIT_S)
         except Exception as error:  # a bug: the state can no longer be trusted, so nothing may carry on with it

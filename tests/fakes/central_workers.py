@@ -8,6 +8,7 @@ from itertools import count
 from typing import assert_never
 
 from manager import Epoch, LeaseId, ManagerStats, PageCounts, Tier, WorkerName
+from scheduler.introductions import AttemptPart, HoldingKind, WorkerIntroduction
 from scheduler.messages import (
     Activated,
     CancelAttempt,
@@ -38,6 +39,15 @@ from scheduler.messages import (
 )
 from scheduler.spec import AttemptId, FinishReason, RequestSpec, RequestUid, Term
 
+_NO_TERM = Term(0)
+KINDS = {
+    "context": HoldingKind.CONTEXT,
+    "leased": HoldingKind.LEASE,
+    "offered": HoldingKind.OFFER,
+    "reserved": HoldingKind.TRANSFER,
+    "active": HoldingKind.GENERATION,
+    "local": HoldingKind.LOCAL,
+}
 STATS = ManagerStats({Tier.DEVICE: PageCounts(total=8, free=8)}, 4, 4, 0, 0, suspensions=2, rollbacks=3)
 
 
@@ -72,6 +82,8 @@ class ModelWorker:
     outgoing: list[ReportBatch | WorkerHeartbeat] = field(default_factory=list)
     reports: list[WorkerReport] = field(default_factory=list)
     commands_seen: tuple[Term, int] | None = None
+    term: Term = _NO_TERM
+    refused_terms: int = 0
     iteration: int = 0
     room_wanted: bool = False
     lease_ids: "count[int]" = field(default_factory=lambda: count(1))
@@ -80,11 +92,27 @@ class ModelWorker:
         """Its first word."""
         return WorkerRegistration(self.name, self.role, self.epoch, 100, self.max_request_tokens)
 
+    def introduce(self, term: Term) -> WorkerIntroduction:
+        """Its answer to a new term: everything it holds, reports of it included."""
+        seen, self.term = self.term, max(self.term, term)
+        parts = tuple(self._part(attempt_id, part) for attempt_id, part in self.parts.items())
+        return WorkerIntroduction(self.registration(), seen, 0, parts)
+
+    def _part(self, attempt_id: AttemptId, part: str) -> AttemptPart:
+        spec = self.specs[attempt_id]
+        ticket = self.tickets.get(attempt_id)
+        handoff = Handoff(ticket, first_token_id=7) if ticket is not None else self.handoffs.get(attempt_id)
+        return AttemptPart(attempt_id, spec.uid, KINDS[part], len(spec.prompt_token_ids), handoff)
+
     # -- from the central scheduler ----------------------------------------------------------------
 
     def read_commands(self) -> None:
         """Handle everything in the inbox."""
         for batch in self.inbox:
+            if batch.term < self.term:
+                self.refused_terms += 1
+                continue
+            self.term = batch.term
             self.commands_seen = (batch.term, batch.sequence)
             for command in batch.commands:
                 self.received.append(command)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from configs import CentralConfig
 from manager import Epoch, WorkerName
-from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.central import AskDoor, AskWorker, CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.messages import DoorNotice, ReportBatch, RoomReported, SubmitReply, WorkerCommand, WorkerRole
 from scheduler.reconcile import Divergence
 from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid, SamplingParams, StopParams, Term
@@ -24,6 +24,7 @@ def make_spec(uid: str, num_prompt: int = 10, max_tokens: int = 5, accepted: int
         stop=StopParams(max_tokens=max_tokens),
         accepted_token_ids=tuple(range(accepted)),
         priority=priority,
+        is_continuation=accepted > 0,
     )
 
 
@@ -35,14 +36,31 @@ class CentralWorld:
 
     def __init__(self, *workers: str, config: CentralConfig | None = None, term: int = 3) -> None:
         """Register `workers`, in this order."""
-        self.central = CentralScheduler(config or CentralConfig(), Term(term))
+        self.config = config or CentralConfig()
+        self.central = CentralScheduler(self.config, Term(term))
+        self.claims: list[RequestSpec] | None = []
+        self.unreachable: set[str] = set()
         self.now_s = 100.0
         self.workers: dict[str, ModelWorker] = {}
         self.notices: list[DoorNotice] = []
         self.divergences: list[Divergence] = []
+        self.names = workers
         self._num_lives = 0
         for name in workers:
             self.start(name)
+
+    # -- the central scheduler's own death -----------------------------------------------------------
+
+    def succeed(self, term: int, *claims: RequestSpec, is_door_slow: bool = False) -> CentralScheduler:
+        """The central scheduler dies; a successor asks everyone. Returns the dead one.
+
+        `claims` is what the door owns; a slow one does not answer. Nor do workers in `unreachable`.
+        """
+        dead, self.central = self.central, CentralScheduler(self.config, Term(term))
+        self.claims = None if is_door_slow else list(claims)
+        self.central.take_over([WorkerName(name) for name in self.names], [DOOR], self.now_s)
+        self.deliver()
+        return dead
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -114,6 +132,14 @@ class CentralWorld:
                         worker.read_commands()
                 case NotifyDoor(notices=notices):
                     self.notices += notices
+                case AskWorker(worker=name, term=term):
+                    if name in self.workers and name not in self.unreachable:
+                        self.central.introduce(self.workers[name].introduce(term), self.now_s)
+                        self.deliver()
+                case AskDoor():
+                    if self.claims is not None:
+                        self.central.claim(DOOR, self.claims, self.now_s)
+                        self.deliver()
 
     # -- the door, and time ------------------------------------------------------------------------
 
@@ -194,4 +220,6 @@ class CentralWorld:
         assert state["central"]["waiting_context"] == state["central"]["waiting_offer"] == 0
         for worker in state["workers"]:
             assert worker["ledger"] == {"attempts": 0, "tokens": 0, "leases": 0}, worker["name"]
-        assert counters["submitted"] == counters["completed"] + counters["failed"] + counters["cancelled"]
+        begun = counters["submitted"] + counters["resubmitted"]
+        ended = sum(counters[name] for name in ("completed", "failed", "handed_back", "cancelled"))
+        assert begun == ended

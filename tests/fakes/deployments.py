@@ -36,6 +36,9 @@ class Deployment:
         self.config = config
         self._uids = itertools.count()
         self._tokens: dict[RequestUid, list[int]] = {}
+        self.drops_repeats = False
+        """As a door does (C9), where an attempt may be begun again while its last tokens are on their way."""
+        self.specs: dict[RequestUid, RequestSpec] = {}
         self.finished: dict[RequestUid, FinishReason] = {}
         self.notices: list[DoorNotice] = []
         self.cluster = build_cluster(config, model_folder, pool_folder, clock)
@@ -54,13 +57,21 @@ class Deployment:
         )
         assert self.cluster.submit(DOOR, [spec]).refused == ()
         self._tokens[uid] = []
+        self.specs[uid] = spec
         return uid
+
+    def tokens_of(self, uid: RequestUid) -> list[int]:
+        """What has reached the client so far."""
+        return self._tokens[uid]
 
     def pump(self) -> bool:
         """One turn of everything; collects what reached the door."""
         busy = self.cluster.pump()
         for batch in self.cluster.take_tokens():
             for event in batch.events:
+                if self.drops_repeats and event.position < len(self._tokens[event.uid]):
+                    assert self._tokens[event.uid][event.position] == event.token_id, "a repeat is the same token"
+                    continue
                 assert event.position == len(self._tokens[event.uid]), "tokens arrive in order, once"
                 self._tokens[event.uid].append(event.token_id)
                 if event.finish_reason is not None:

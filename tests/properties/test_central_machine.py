@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from configs import CentralConfig, DispatchPolicy
 from manager import Epoch, WorkerName
-from scheduler.central import CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.central import AskDoor, AskWorker, CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.messages import DoorNotice, OfferGeneration, ReportBatch, WorkerHeartbeat, WorkerRole
 from scheduler.spec import AttemptId, RequestSpec, RequestUid, Term
 from scheduler.states import RequestState
@@ -44,13 +44,16 @@ class CentralMachine(RuleBasedStateMachine):
     names: tuple[str, ...] = ("c0", "c1", "g0", "g1")
     dispatch = DispatchPolicy.CONTEXT_FIRST
     is_lossy = False
+    is_succeeded = False
 
     def __init__(self) -> None:
         super().__init__()
         config = CentralConfig(
             dispatch=self.dispatch, max_running_per_context_worker=2, max_offers_per_generation_worker=3
         )
+        self.config = config
         self.central = CentralScheduler(config, Term(1))
+        self.num_terms = 1
         self.now_s = 0.0
         self.workers: dict[str, ModelWorker] = {}
         self.ghosts: list[ReportBatch | WorkerHeartbeat] = []
@@ -161,6 +164,18 @@ class CentralMachine(RuleBasedStateMachine):
             if channel:
                 channel.pop(0)
 
+    @precondition(lambda self: self.is_succeeded)
+    @rule(loses_reports=st.booleans())
+    def succeed_the_central_scheduler(self, loses_reports: bool) -> None:
+        self.num_terms += 1
+        self.num_notices = 0
+        self.central = CentralScheduler(self.config, Term(self.num_terms))
+        if loses_reports:
+            for worker in self.workers.values():
+                worker.outgoing.clear()
+        self.central.take_over([WorkerName(name) for name in self.names], [DOOR], self.now_s)
+        self._take()
+
     # -- what must hold after every rule -------------------------------------------------------------
 
     @invariant()
@@ -175,9 +190,11 @@ class CentralMachine(RuleBasedStateMachine):
     def counters_add_up_and_load_is_what_is_held(self) -> None:
         self.central.audit()
         counters, books = self._books.counters, self._books
-        ended = counters["completed"] + counters["failed"] + counters["cancelled"]
-        assert counters["submitted"] == ended + len(books.requests)
-        assert counters["failed"] == self.num_notices
+        ended = sum(counters[name] for name in ("completed", "failed", "handed_back", "cancelled"))
+        assert counters["submitted"] + counters["resubmitted"] == ended + len(books.requests)
+        assert counters["failed"] + counters["handed_back"] == self.num_notices
+        if self.is_succeeded:
+            return  # what an earlier term gave, and this one cancels, is counted on top
         limits = {WorkerRole.CONTEXT: 2, WorkerRole.GENERATION: 3, WorkerRole.MIXED: 3}
         for record in books.ledger:
             assert 0 <= record.num_attempts <= limits[record.registration.role]
@@ -268,7 +285,7 @@ class CentralMachine(RuleBasedStateMachine):
             self.central.reports(message, self.now_s)
         else:
             divergences = self.central.heartbeat(message, self.now_s)
-            assert self.is_lossy or not divergences, "a false alarm"
+            assert self.is_lossy or self.is_succeeded or not divergences, "a false alarm"
         self._take()
 
     def _take(self) -> None:
@@ -282,6 +299,18 @@ class CentralMachine(RuleBasedStateMachine):
                 case NotifyDoor(notices=notices):
                     for notice in notices:
                         self._on_notice(notice)
+                case AskWorker(worker=name, term=term):
+                    if name in self.workers:
+                        self.workers[name].flush()
+                        self.workers[name].outgoing.clear()  # all of it is in the introduction
+                        self.central.introduce(self.workers[name].introduce(term), self.now_s)
+                        self._take()
+                case AskDoor():
+                    claims = [entry.spec for entry in self.entries.values() if not entry.end]
+                    self.central.claim(DOOR, claims, self.now_s)
+                    for entry in self.entries.values():
+                        entry.must_resubmit = False
+                    self._take()
 
     def _check_offers(self, offers: list[OfferGeneration]) -> None:
         keys = [self._books.attempts[offer.attempt_id].key for offer in offers]
@@ -330,6 +359,18 @@ class MixedMachine(CentralMachine):
     names = ("m0", "m1")
 
 
+class SucceededMachine(CentralMachine):
+    """The central scheduler dies at any moment; a successor asks everyone (C6)."""
+
+    is_succeeded = True
+
+
+class SucceededGenerationFirstMachine(SucceededMachine):
+    """The same, with reservations before contexts."""
+
+    dispatch = DispatchPolicy.GENERATION_FIRST
+
+
 class LossyMachine(CentralMachine):
     """Channels that lose messages: the reconcile must bring everything back to baseline."""
 
@@ -342,5 +383,9 @@ TestGenerationFirst = GenerationFirstMachine.TestCase
 TestGenerationFirst.settings = _SETTINGS
 TestMixed = MixedMachine.TestCase
 TestMixed.settings = _SETTINGS
+TestSucceeded = SucceededMachine.TestCase
+TestSucceeded.settings = _SETTINGS
+TestSucceededGenerationFirst = SucceededGenerationFirstMachine.TestCase
+TestSucceededGenerationFirst.settings = _SETTINGS
 TestLossy = LossyMachine.TestCase
 TestLossy.settings = _SETTINGS

@@ -3,7 +3,8 @@
 import pytest
 
 from manager import Epoch, LogicError, WorkerName
-from scheduler.ledger import Holding, HoldingKind, Ledger
+from scheduler.introductions import HoldingKind
+from scheduler.ledger import Holding, Ledger
 from scheduler.messages import WorkerRegistration, WorkerRole
 from scheduler.spec import AttemptId
 

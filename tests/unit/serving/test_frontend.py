@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.messages import DoorNotice, ErrorKind, TokenEvent
-from scheduler.spec import AttemptId, RequestUid, SamplingParams, StopParams
+from scheduler.spec import AttemptId, RequestUid, SamplingParams, StopParams, Term
 from serving.frontend import Frontend
 from serving.generation_request import GenerationRequest, PromptPart, RequestFailedError
 from serving.open_request import OpenRequest
@@ -290,17 +290,17 @@ async def test_a_submission_that_timed_out_is_taken_back_when_it_arrives(tiny_fo
 
 
 @run_async
-async def test_open_specs_continue_after_the_accepted_tokens_and_disturb_nothing(tiny_folder: Path) -> None:
+async def test_claimed_requests_continue_after_the_accepted_tokens_and_disturb_nothing(tiny_folder: Path) -> None:
     async with opened(tiny_folder) as (frontend, cluster):
         request = await frontend.submit(make_request(num_choices=2))
         cluster.step()
-        specs = frontend.open_specs()
+        specs = frontend.claim(Term(5))
         assert [spec.uid for spec in specs] == ["r/0", "r/1"]
         assert [list(spec.accepted_token_ids) for spec in specs] == [c.stream.token_ids for c in request.choices]
         while cluster.running:
             cluster.step()
         await finish(request)
-        assert frontend.open_specs() == ()
+        assert frontend.claim(Term(5)) == ()
 
 
 @run_async
@@ -347,3 +347,41 @@ async def test_cached_tokens_of_a_prompt_are_counted_once_over_its_choices(tiny_
         assert first == "r/0"
         assert [choice.timeline.cached_tokens for choice in request.choices] == [0, 3]
         assert (request.usage().prompt_tokens, request.usage().cached_tokens) == (3, 0)
+
+
+@run_async
+async def test_notices_of_a_term_below_the_one_that_claimed_are_refused_and_counted(tiny_folder: Path) -> None:
+    async with opened(tiny_folder) as (frontend, cluster):
+        request = await frontend.submit(make_request(max_tokens=2))
+        (spec,) = frontend.claim(Term(5))
+        notice = DoorNotice(spec.uid, ErrorKind.INTERNAL, "of a dead term")
+        frontend.on_notices([notice], Term(4))
+        assert frontend.counters()["refused_terms"] == 1
+        while not request.is_finished:
+            cluster.step()
+        assert len(await finish(request)) == 2
+        request.close()
+
+
+@run_async
+async def test_a_new_request_waits_for_a_central_scheduler_that_is_being_restarted(tiny_folder: Path) -> None:
+    async with opened(tiny_folder, restart_patience_s=5.0) as (frontend, cluster):
+        cluster.is_reachable = False
+        submitting = asyncio.create_task(frontend.submit(make_request(max_tokens=1)))
+        await asyncio.sleep(0.25)
+        assert not submitting.done()
+        cluster.is_reachable = True
+        request = await submitting
+        cluster.step()
+        assert len(await finish(request)) == 1
+        request.close()
+
+
+@run_async
+async def test_patience_with_a_central_scheduler_that_stays_away_has_an_end(tiny_folder: Path) -> None:
+    async with opened(tiny_folder, restart_patience_s=0.2) as (frontend, cluster):
+        cluster.is_reachable = False
+        with pytest.raises(RequestFailedError):
+            await frontend.submit(make_request())
+        assert frontend.num_open == 0
+        cluster.is_reachable = True

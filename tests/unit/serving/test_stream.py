@@ -115,7 +115,7 @@ def test_a_continuation_has_the_accepted_tokens_and_changes_nothing_else() -> No
     for position in (0, 1, 3):
         stream.receive(event(position, 60 + position))
     spec = stream.continuation()
-    assert spec == replace(stream.spec, accepted_token_ids=(60, 61))
+    assert spec == replace(stream.spec, accepted_token_ids=(60, 61), is_continuation=True)
     assert stream.has_gap, "asking for a continuation must not forget what a living attempt sent"
 
 
