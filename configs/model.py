@@ -14,6 +14,14 @@ class DTypeName(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class KernelSet(StrEnum):
+    """What computes a step. AUTO takes the native library where it was built and covers the model, else torch."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    TORCH = "torch"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Section):
     """Layer and head geometry of a Llama-family model, as in the `config.json` of its folder.
@@ -73,6 +81,7 @@ class EngineConfig(Section):
         model: a fetched model's name, a Hugging Face folder, or a GGUF file.
         device: a torch device string: cpu, cuda, cuda:1.
         exact: batch-invariant kernels only (E1).
+        kernels: which kernels; two workers exchange pages only if theirs round alike.
         num_threads: of one worker; 0 divides the cores among the workers.
     """
 
@@ -80,6 +89,7 @@ class EngineConfig(Section):
     dtype: DTypeName = DTypeName.AUTO
     device: str = "cpu"
     exact: bool = True
+    kernels: KernelSet = KernelSet.AUTO
     num_threads: int = 0
 
     def __post_init__(self) -> None:

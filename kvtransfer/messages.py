@@ -45,6 +45,7 @@ class PoolLayout:
         groups: by layer group id.
         offsets: for each layer group, the byte of the registered memory at which its slot 0 lies. A pool's own:
             not compared.
+        exactness_class: names the arithmetic that wrote the pages; workers of unlike kernels must not mix bits.
     """
 
     model_fingerprint: str
@@ -54,6 +55,7 @@ class PoolLayout:
     dtype: str
     groups: tuple[GroupLayout, ...]
     layout_version: int = 2
+    exactness_class: str = ""
     offsets: tuple[int, ...] = field(default=(0,), compare=False)
 
 

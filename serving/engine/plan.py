@@ -49,14 +49,12 @@ class StepPlan:
         positions: [num_rows] int64, padded with 0.
         num_tokens: rows that are no padding; they come first.
         groups: per layer group.
-        drawn_rows: [num_drawn_rows] the last row of each sequence that draws, padded with row 0.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     num_tokens: int
     groups: Mapping[LayerGroupId, GroupPlan]
-    drawn_rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,6 @@ class StepPlanner:
         positions = np.concatenate([np.arange(s.start, s.start + len(s.token_ids)) for s in sequences])
         token_ids = np.concatenate([s.token_ids for s in sequences])
         items = list(_cut_items(sequences, first_rows))
-        drawn = [int(row) - 1 for row, s in zip(first_rows[1:], sequences, strict=True) if s.sampling is not None]
         return StepPlan(
             token_ids=self._tensor(_pad(token_ids, self._rules.linear.multiple)),
             positions=self._tensor(_pad(positions, self._rules.linear.multiple)),
@@ -164,7 +161,6 @@ class StepPlanner:
                 )
                 for group in self._layer_groups
             },
-            drawn_rows=self._tensor(_pad(np.array(drawn, dtype=np.int64), self._rules.head.multiple)),
         )
 
     def _check(self, sequence: SequenceRows) -> None:

@@ -7,28 +7,24 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from configs import ModelConfig
+from configs import KernelSet, ModelConfig
 from manager import LayerGroupId, LayerId, RequestId
 from scheduler.spec import TokenLogprobs
-from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch, StepResult
-from serving.engine.exactness import measure_attention, measure_linears
-from serving.engine.linear import MAX_ROWS, RowRule
-from serving.engine.model import LlamaModel
+from serving.engine.native_forward import NativeForward
 from serving.engine.paging import PageLayout
-from serving.engine.plan import ITEM_TOKENS, BatchRules, PlannedGroup, StepPlanner
+from serving.engine.plan import PlannedGroup
 from serving.engine.ranking import token_logprobs
+from serving.engine.row_logits import LogitsOf
 from serving.engine.sampler import draw_tokens, require_finite
+from serving.engine.torch_forward import TorchForward
 from serving.engine.visibility import Visibility
-from serving.engine.weights import ModelWeights
+from serving.engine.weights import ModelWeights, takes_native
+from serving.kernels.binding import NativeLibrary, load_library
+from serving.kernels.packed_weights import PackedWeights
 
-_HEAD_ROWS = 32
-"""Rows of one call of the output head: the largest product of all, so measured only up to here."""
-_ANY_BATCH = BatchRules(
-    linear=RowRule(1, MAX_ROWS),
-    head=RowRule(1, _HEAD_ROWS),
-    attention=ProductRule(row_multiple=1, products_per_call=None),
-)
+_SCORED_ROWS = 32
+"""Rows of a prompt that are scored at a time."""
 
 
 class Engine:
@@ -37,40 +33,35 @@ class Engine:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights,
+        weights: ModelWeights | PackedWeights,
         pools: Mapping[LayerGroupId, torch.Tensor],
         *,
         layer_groups: Mapping[LayerGroupId, Sequence[LayerId]] | None = None,
         exact: bool = True,
     ) -> None:
-        """Check the pools, and (when `exact`) measure which padding this machine's kernels need.
+        """Check the pools, and (with torch, when `exact`) measure which padding this machine's kernels need.
 
         Args:
             config: the model's geometry.
-            weights: from `load_weights`.
+            weights: from `load_weights`; they say which kernels run.
             pools: per layer group, [num_slots, num_layers, 2, num_kv_heads, tokens_per_block, head_dim]
                 on the device and in the format of the weights; each step writes into them.
             layer_groups: the layers of each group, in the order of its pool; may be left out when
                 there is one group.
             exact: a row's logits are bit-identical whatever else is in the batch (E1). False skips
-                the measurement and the padding.
+                torch's measurement and padding; the native kernels are exact as they are.
 
         Raises:
             ValueError: a pool does not fit the model or the weights, or a group's layers differ in their windows.
             InexactKernelError: `exact`, and this machine's kernels cannot be made batch-invariant.
         """
-        self._pools = dict(pools)
         self._config = config
-        self._weights = weights
-        self._layer_places = _layer_places(config, pools, layer_groups)
-        planned = {
-            group: PlannedGroup(_checked_layout(config, weights, pool), _visibility(config, group, self._layer_places))
-            for group, pool in self._pools.items()
+        places = _layer_places(config, pools, layer_groups)
+        groups = {
+            group: PlannedGroup(_checked_layout(config, weights, pool), _visibility(config, group, places))
+            for group, pool in pools.items()
         }
-        self.batch_rules = _measured_rules(config, weights) if exact else _ANY_BATCH
-        heads_per_kv = config.num_heads // config.num_kv_heads
-        self._planner = StepPlanner(planned, heads_per_kv, self.batch_rules, weights.device)
-        self._model = LlamaModel(config, weights, self.batch_rules)
+        self._forward = _make_forward(config, weights, pools, places, groups, exact=exact)
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, *, return_logits: bool = False) -> StepResult:
@@ -91,14 +82,14 @@ class Engine:
             if end > self._config.max_position:
                 msg = f"{sequence.request_id}: position {end - 1} is past the context of {self._config.max_position}"
                 raise ValueError(msg)
-        plan = self._planner.plan(batch)
-        hidden = self._model.forward(plan, self._pools, self._layer_places)
-        prompt_logprobs = self._score_prompts(batch, hidden)
+        scored, drawn = _rows_with_logits(batch)
+        logits_of = self._forward.run(batch, [*(row for rows in scored.values() for row in rows), *drawn])
+        prompt_logprobs = _score_prompts(batch, scored, logits_of)
         drawing = [(s, s.sampling) for s in batch.sequences if s.sampling is not None]
         if not drawing:
             empty = torch.empty(0, self._config.vocab_size) if return_logits else None
             return StepResult(token_ids={}, logits=empty, prompt_logprobs=prompt_logprobs)
-        logits = self._model.logits(hidden[plan.drawn_rows])[: len(drawing)]
+        logits = logits_of(drawn)
         tokens = draw_tokens(logits, [key for _, key in drawing], [s.rules for s, _ in drawing])
         return StepResult(
             token_ids={s.request_id: token for (s, _), token in zip(drawing, tokens, strict=True)},
@@ -111,35 +102,74 @@ class Engine:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _score_prompts(self, batch: StepBatch, hidden: torch.Tensor) -> dict[RequestId, tuple[TokenLogprobs, ...]]:
-        """Logprobs of prompt tokens, a few rows of logits at a time: those of a whole chunk are 100 MB."""
-        scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
-        row, multiple = 0, self.batch_rules.head.multiple
-        for sequence in batch.sequences:
-            targets = sequence.scored_token_ids
-            if targets is not None:
-                found: list[TokenLogprobs] = []
-                for first in range(0, len(targets), _HEAD_ROWS):
-                    tokens = targets[first : first + _HEAD_ROWS].tolist()
-                    rows = list(range(row + first, row + first + len(tokens)))
-                    padding = [0] * (-len(rows) % multiple)
-                    logits = self._model.logits(hidden[rows + padding])[: len(rows)]
-                    require_finite(logits)
-                    num_top = sequence.num_logprobs or 0
-                    found += [token_logprobs(of, token, num_top) for of, token in zip(logits, tokens, strict=True)]
-                scored[sequence.request_id] = tuple(found)
-            row += len(sequence.token_ids)
-        return scored
+
+def _rows_with_logits(batch: StepBatch) -> tuple[dict[RequestId, range], list[int]]:
+    """By request the rows whose logits score its prompt; and the rows that draw, in the batch's order."""
+    scored: dict[RequestId, range] = {}
+    drawn: list[int] = []
+    row = 0
+    for sequence in batch.sequences:
+        if sequence.scored_token_ids is not None:
+            scored[sequence.request_id] = range(row, row + len(sequence.scored_token_ids))
+        row += len(sequence.token_ids)
+        if sequence.sampling is not None:
+            drawn.append(row - 1)
+    return scored, drawn
 
 
-def _measured_rules(config: ModelConfig, weights: ModelWeights) -> BatchRules:
-    of_layers = [linear for layer in weights.layers for linear in layer.linears()]
-    item_rows = ITEM_TOKENS * config.num_heads // config.num_kv_heads
-    return BatchRules(
-        linear=measure_linears(of_layers, weights.dtype, weights.device, MAX_ROWS),
-        head=measure_linears([weights.head], weights.dtype, weights.device, _HEAD_ROWS),
-        attention=measure_attention(config.head_dim, item_rows, weights.device),
-    )
+def _score_prompts(
+    batch: StepBatch, scored: Mapping[RequestId, range], logits_of: LogitsOf
+) -> dict[RequestId, tuple[TokenLogprobs, ...]]:
+    """Logprobs of prompt tokens, a few rows at a time: a row of logits is 200 KB."""
+    logprobs: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
+    for sequence in batch.sequences:
+        targets, rows = sequence.scored_token_ids, scored.get(sequence.request_id)
+        if targets is None or rows is None:
+            continue
+        found: list[TokenLogprobs] = []
+        for first in range(0, len(targets), _SCORED_ROWS):
+            tokens = targets[first : first + _SCORED_ROWS].tolist()
+            logits = logits_of(rows[first : first + _SCORED_ROWS])
+            require_finite(logits)
+            num_top = sequence.num_logprobs or 0
+            found += [token_logprobs(of, token, num_top) for of, token in zip(logits, tokens, strict=True)]
+        logprobs[sequence.request_id] = tuple(found)
+    return logprobs
+
+
+def exactness_class(kernels: KernelSet, config: ModelConfig, device: str) -> str:
+    """Names the arithmetic of an engine with these settings: pages may be exchanged only where it is the same.
+
+    Raises:
+        KernelsMissingError: native kernels are asked for and cannot be had.
+    """
+    if takes_native(kernels, config, device):
+        return _library().exactness_class
+    is_cpu = torch.device(device).type == "cpu"
+    capability = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name()
+    return f"torch-{torch.__version__}-{capability}"
+
+
+def _make_forward(
+    config: ModelConfig,
+    weights: ModelWeights | PackedWeights,
+    pools: Mapping[LayerGroupId, torch.Tensor],
+    places: Sequence[tuple[LayerGroupId, int]],
+    groups: Mapping[LayerGroupId, PlannedGroup],
+    *,
+    exact: bool,
+) -> TorchForward | NativeForward:
+    if isinstance(weights, PackedWeights):
+        return NativeForward(_library(), weights, pools, places, groups)
+    return TorchForward(config, weights, pools, places, groups, exact=exact)
+
+
+def _library() -> NativeLibrary:
+    library = load_library()
+    if library is None:  # it was there when the weights were packed
+        msg = "the native library has gone"
+        raise RuntimeError(msg)
+    return library
 
 
 def _layer_places(
@@ -173,7 +203,7 @@ def _visibility(config: ModelConfig, group: LayerGroupId, places: Sequence[tuple
     return Visibility(window, 0 if window is None else config.num_sink_tokens)
 
 
-def _checked_layout(config: ModelConfig, weights: ModelWeights, pool: torch.Tensor) -> PageLayout:
+def _checked_layout(config: ModelConfig, weights: ModelWeights | PackedWeights, pool: torch.Tensor) -> PageLayout:
     layout = PageLayout.of(pool)
     found = (layout.num_kv_heads, layout.head_dim, pool.dtype, pool.device.type)
     expected = (config.num_kv_heads, config.head_dim, weights.dtype, weights.device.type)

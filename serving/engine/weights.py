@@ -1,30 +1,37 @@
 """Loads a model's folder into the tensors that the engine computes with.
 
 Query, key and value projections are one matrix, gate and up projections another: fewer, larger
-products. Knows the names of a Llama checkpoint; knows nothing of pages or batches.
+products. Knows the names of a Llama checkpoint and which kernels the weights are for; knows nothing of pages
+or batches.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from configs import DTypeName, ModelConfig
-from serving.engine.errors import ModelFileError
+from configs import DTypeName, KernelSet, ModelConfig
+from serving.engine.errors import KernelsMissingError, ModelFileError
 from serving.engine.linear import Linear, cpu_has_bfloat16, make_linear
 from serving.engine.model_folder import load_model_config, model_fingerprint, weight_files
+from serving.kernels.binding import load_library
+from serving.kernels.packed_weights import PackedWeights, WeightReader, can_pack, map_or_pack, pack_in_memory
 
 __all__ = [
     "LayerWeights",
     "ModelWeights",
+    "PackedWeights",
     "load_model_config",
     "load_weights",
     "make_weights",
     "model_fingerprint",
     "resolve_dtype",
 ]
+
+PACKED_FOLDER = "packed"
+"""In a model's folder: its weights as the native kernels read them, one file per number format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +93,44 @@ def resolve_dtype(name: DTypeName, device: str | torch.device) -> torch.dtype:
             return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: str | torch.device) -> ModelWeights:
-    """Read the safetensors files of `folder` (mapped, a tensor at a time) and fuse them.
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    kernels: KernelSet = KernelSet.AUTO,
+) -> ModelWeights | PackedWeights:
+    """The weights of `folder`, laid out for `kernels`.
+
+    For the native ones a packed file beside the model is mapped, and made first where it is missing. For torch
+    the safetensors files are read (mapped, a tensor at a time) and fused.
 
     Raises:
         ModelFileError: a file is damaged, or a tensor is missing or has an unexpected shape.
+        KernelsMissingError: native kernels are asked for and cannot be had.
     """
+    if takes_native(kernels, config, device):
+        # Checked although a packed file may be there: a damaged model is an error on every start.
+        read = _open_folder(folder)
+        return map_or_pack(folder / PACKED_FOLDER, model_fingerprint(folder), config, read, dtype)
+    return _build(config, _open_folder(folder), dtype, torch.device(device))
+
+
+def takes_native(kernels: KernelSet, config: ModelConfig, device: str | torch.device) -> bool:
+    """Whether weights for `kernels` are those of the native library.
+
+    Raises:
+        KernelsMissingError: native kernels are asked for and cannot be had.
+    """
+    if kernels is KernelSet.TORCH:
+        return False
+    has_native = torch.device(device).type == "cpu" and can_pack(config) and load_library() is not None
+    if kernels is KernelSet.NATIVE and not has_native:
+        raise KernelsMissingError(config.head_dim, str(device))
+    return has_native
+
+
+def _open_folder(folder: Path) -> WeightReader:
     files = weight_files(folder)
     location: dict[str, Path] = {}
     opened = {}
@@ -111,17 +150,22 @@ def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
             raise ModelFileError(file, f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json says {shape}")
         return tensor
 
-    return _build(config, read, dtype, torch.device(device))
+    return read
 
 
 def make_weights(
-    config: ModelConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: str | torch.device
-) -> ModelWeights:
-    """Fuse tensors that are already in memory, under the names of a Llama checkpoint.
+    config: ModelConfig,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    device: str | torch.device,
+    kernels: KernelSet = KernelSet.AUTO,
+) -> ModelWeights | PackedWeights:
+    """Lay out tensors that are already in memory, under the names of a Llama checkpoint.
 
     Raises:
         KeyError: a tensor is missing.
         ValueError: a tensor has an unexpected shape.
+        KernelsMissingError: native kernels are asked for and cannot be had.
     """
 
     def read(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -131,13 +175,12 @@ def make_weights(
             raise ValueError(msg)
         return tensor
 
+    if takes_native(kernels, config, device):
+        return pack_in_memory(config, read, dtype)
     return _build(config, read, dtype, torch.device(device))
 
 
-_Reader = Callable[[str, tuple[int, ...]], torch.Tensor]
-
-
-def _build(config: ModelConfig, read: _Reader, dtype: torch.dtype, device: torch.device) -> ModelWeights:
+def _build(config: ModelConfig, read: WeightReader, dtype: torch.dtype, device: torch.device) -> ModelWeights:
     vocab_by_hidden = (config.vocab_size, config.hidden_size)
     embedding = read("model.embed_tokens.weight", vocab_by_hidden).to(device, dtype)
     head = embedding if config.tie_embeddings else read("lm_head.weight", vocab_by_hidden).to(device, dtype)
@@ -152,7 +195,7 @@ def _build(config: ModelConfig, read: _Reader, dtype: torch.dtype, device: torch
 
 
 def _build_layer(
-    config: ModelConfig, number: int, read: _Reader, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, number: int, read: WeightReader, dtype: torch.dtype, device: torch.device
 ) -> LayerWeights:
     prefix = f"model.layers.{number}"
     hidden, intermediate = config.hidden_size, config.intermediate_size

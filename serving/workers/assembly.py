@@ -22,7 +22,7 @@ from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
-from serving.engine.runner import Engine
+from serving.engine.runner import Engine, exactness_class
 from serving.engine.weights import load_weights, resolve_dtype
 from serving.grammar import GrammarCompiler
 from serving.output_text import StopStringDetector
@@ -68,7 +68,8 @@ def build_worker(
     transport.register(device.memory)
 
     wake = threading.Event()
-    layout = device.layout(model, model_fingerprint(plan.model_folder), dtype)
+    kernels = exactness_class(config.engine.kernels, model, config.engine.device)
+    layout = device.layout(model, model_fingerprint(plan.model_folder), kernels, dtype)
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
     tiers: list[SlotPool] = [*device.pools, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
     copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
@@ -136,8 +137,9 @@ def _make_engine(
 ) -> Engine:
     groups = {group.layer_group_id: group.layer_ids for group in geometry.layer_groups}
     dtype = next(iter(pages.values())).dtype
-    weights = load_weights(plan.model_folder, model, dtype, plan.config.engine.device)
-    return Engine(model, weights, pages, layer_groups=groups, exact=plan.config.engine.exact)
+    engine = plan.config.engine
+    weights = load_weights(plan.model_folder, model, dtype, engine.device, engine.kernels)
+    return Engine(model, weights, pages, layer_groups=groups, exact=engine.exact)
 
 
 def _make_grammars(tokenizer: Tokenizer | None, model: ModelConfig) -> GrammarCompiler | None:

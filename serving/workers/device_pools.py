@@ -56,7 +56,7 @@ class DevicePools:
             for group in self._geometry.layer_groups
         }
 
-    def layout(self, model: ModelConfig, fingerprint: str, dtype: torch.dtype) -> PoolLayout:
+    def layout(self, model: ModelConfig, fingerprint: str, exactness_class: str, dtype: torch.dtype) -> PoolLayout:
         """What peers compare at the handshake, and where the pools lie in `memory`."""
         groups = self._geometry.layer_groups
         return PoolLayout(
@@ -68,6 +68,7 @@ class DevicePools:
             groups=tuple(
                 GroupLayout(group.layer_ids, group.window, group.num_sink_tokens, group.page_bytes) for group in groups
             ),
+            exactness_class=exactness_class,
             offsets=tuple(self._starts[group.pool_group_id] for group in groups),
         )
 

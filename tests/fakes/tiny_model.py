@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from configs import ModelConfig
-from serving.engine.weights import ModelWeights, make_weights
+from configs import KernelSet, ModelConfig
+from serving.engine.weights import ModelWeights, PackedWeights, make_weights
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -79,7 +79,7 @@ class TinyModel:
     """A configuration and its weights, ready for an engine."""
 
     config: ModelConfig
-    weights: ModelWeights
+    weights: ModelWeights | PackedWeights
 
     def make_pool(self, num_slots: int, tokens_per_block: int = 16, fill: float = float("nan")) -> torch.Tensor:
         """A pool of all layers; unwritten memory holds `fill`, so that reading it shows."""
@@ -88,10 +88,12 @@ class TinyModel:
         return torch.full(shape, fill, dtype=self.weights.dtype)
 
 
-def make_tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> TinyModel:
+def make_tiny_model(
+    dtype: torch.dtype = torch.float32, seed: int = 0, kernels: KernelSet = KernelSet.AUTO, **changes: Any
+) -> TinyModel:
     """A tiny model in memory."""
     config = tiny_config(**changes)
-    return TinyModel(config, make_weights(config, tiny_tensors(config, seed), dtype, "cpu"))
+    return TinyModel(config, make_weights(config, tiny_tensors(config, seed), dtype, "cpu", kernels))
 
 
 def write_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:

@@ -27,6 +27,7 @@ LAYOUT = PoolLayout(
     dtype="uint8",
     groups=(GroupLayout((0,), None, 0, PAGE_BYTES), GroupLayout((1,), 8, 0, PAGE_BYTES)),
     offsets=(0, 0),
+    exactness_class="native-1",
 )
 CONFIG = TransferConfig(lease_duration_s=10.0, heartbeat_s=0.5, agent_poll_s=0.002)
 EPOCH = Epoch(7)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from serving.engine import runner
+from configs import KernelSet
+from serving.engine import torch_forward
 from serving.engine.attention import ProductRule
 from serving.engine.batch import StepBatch
 from serving.engine.linear import RowRule
@@ -24,11 +25,12 @@ _NUM_SLOTS = 256
     params=[(torch.float32, ()), (torch.bfloat16, ()), (torch.float32, (70, 70)), (torch.bfloat16, (70, 70))],
     ids=["float32", "bfloat16", "float32-windowed", "bfloat16-windowed"],
 )
-def model(request: pytest.FixtureRequest) -> TinyModel:
+def model(request: pytest.FixtureRequest, kernels: KernelSet) -> TinyModel:
     dtype, windows = request.param
     # An intermediate size that is no multiple of a vector, so that scalar tails are computed too.
     return make_tiny_model(
         dtype,
+        kernels=kernels,
         intermediate_size=157,
         num_heads=6,
         hidden_size=72,
@@ -97,6 +99,18 @@ def test_a_batch_of_sixteen_with_a_chunk_in_it_gives_the_logits_of_decoding_alon
     assert torch.equal(result.logits[place], alone[-1])
 
 
+@pytest.mark.parametrize("num_sinks", [0, 3])
+@pytest.mark.parametrize("chunk", [7, 64, 460])
+def test_tiles_that_a_window_leaves_out_change_no_bit(kernels: KernelSet, chunk: int, num_sinks: int) -> None:
+    small = make_tiny_model(kernels=kernels, layer_windows=(70, 70), num_sink_tokens=num_sinks)
+    one_by_one = run_in_chunks(_make_engine(small), _sequence("alone", seed=1, num_tokens=460), chunk=1)
+
+    logits = run_in_chunks(_make_engine(small), _sequence("alone", seed=1, num_tokens=460), chunk)
+
+    ends = [min(first + chunk, 460) - 1 for first in range(0, 460, chunk)]
+    assert torch.equal(logits, one_by_one[ends])
+
+
 def test_the_size_of_blocks_changes_no_bit(model: TinyModel, alone: torch.Tensor) -> None:
     for tokens_per_block in (8, 24, 128, 256):
         engine = Engine(model.config, model.weights, {GROUP: model.make_pool(40, tokens_per_block)})
@@ -134,10 +148,11 @@ def test_many_steps_of_a_wide_batch_equal_their_requests_alone(model: TinyModel)
         assert torch.equal(torch.stack([logits[n] for logits in wide]), expected)
 
 
-def test_calls_of_one_fixed_size_are_exact_too(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a machine gets whose kernels agree at no multiple of rows."""
+def test_calls_of_one_fixed_size_are_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine gets whose torch kernels agree at no multiple of rows."""
+    model = make_tiny_model(kernels=KernelSet.TORCH, intermediate_size=157, num_heads=6, hidden_size=72)
     rules = BatchRules(RowRule(128, 128), RowRule(32, 32), ProductRule(row_multiple=192, products_per_call=64))
-    monkeypatch.setattr(runner, "_measured_rules", lambda *_: rules)
+    monkeypatch.setattr(torch_forward, "measured_rules", lambda *_: rules)
     sequence = _sequence("alone", seed=1, num_tokens=140)
     one_by_one = run_in_chunks(_make_engine(model), sequence, chunk=1)
 

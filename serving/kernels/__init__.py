@@ -1,0 +1,1 @@
+"""The native kernels of the CPU engine: C++ sources, the library built from them, and packed weights."""
