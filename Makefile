@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: setup serve model fmt lint types arch test test-ray test-gpu test-slow bench diagrams demo check clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard serving/kernels/src/*)
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt 'torch==2.13.0' --editable '.[bench,dev]'
 	touch $(STAMP)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from configs import DeploymentConfig, load_deployment, preset_names
+from configs import DeploymentConfig, DTypeName, KernelSet, load_deployment, preset_names
 from serving.chaos.command import add_options as add_chaos_options
 from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands.add_parser("serve", help="start a server; Ctrl-C stops everything it started"))
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="WHAT")
     _add_bench_serve(bench.add_parser("serve", help="latency and throughput of a running server"))
+    _add_bench_engine(bench.add_parser("engine", help="tokens per second of the engine, beside the machine's limits"))
     _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
     manager = bench.add_parser("manager", help="cost of the KV cache manager's calls", add_help=False)
     manager.set_defaults(run=_bench_manager)
@@ -84,6 +85,20 @@ def _add_bench_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_bench_serve)
+
+
+def _add_bench_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2-135m", help="a fetched model's name, a folder, or a GGUF file")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="where models are kept")
+    parser.add_argument("--dtype", choices=_DTYPES[1:], nargs="+", default=list(_DTYPES[1:]))
+    parser.add_argument("--kernels", choices=list(KernelSet), type=KernelSet, default=KernelSet.AUTO)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64], help="sequences that decode together")
+    parser.add_argument("--context", type=int, default=128, help="their tokens")
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=_bench_engine)
 
 
 def _add_bench_transport(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +188,28 @@ def _bench_serve(arguments: argparse.Namespace) -> int:
     from serving.bench import serve
 
     return serve.run(arguments)
+
+
+def _bench_engine(arguments: argparse.Namespace) -> int:
+    from serving.bench.engine import EngineBench, describe, run_engine_bench  # torch is not for every command
+
+    bench = EngineBench(
+        folder=resolve_model(arguments.model, arguments.cache_dir, show_progress=not arguments.json),
+        batch_sizes=tuple(arguments.batch),
+        context=arguments.context,
+        prefill=arguments.prefill,
+        rounds=arguments.rounds,
+        num_threads=arguments.threads,
+    )
+    rows = []
+    for dtype in arguments.dtype:
+        for exact in (True, False):
+            rows.append(run_engine_bench(bench, DTypeName(dtype), arguments.kernels, exact=exact))
+            if not arguments.json:
+                print(describe(rows[-1]))
+    if arguments.json:
+        print(json.dumps({"engine": rows}))
+    return 0
 
 
 def _bench_transport(arguments: argparse.Namespace) -> int:
