@@ -16,6 +16,7 @@ claims without such an attempt waits for a fresh one.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from configs import DispatchPolicy
 from manager import WorkerName
 from scheduler.central_books import CentralBooks
 from scheduler.introductions import AttemptPart, HoldingKind
@@ -67,7 +68,7 @@ def adopt(books: CentralBooks, found: Sequence[tuple[WorkerName, AttemptPart]], 
 def _adopt_one(books: CentralBooks, request: TrackedRequest, attempt_id: AttemptId, parts: _Parts) -> bool:
     """Whether the attempt can lead to its end; it is the request's from then on."""
     phase = _phase(parts)
-    if phase is None:
+    if phase is None or _breaks_resource_order(books, phase, parts):
         return False
     books.dequeue(request)
     request.context_worker = _worker(parts, HoldingKind.CONTEXT, HoldingKind.LEASE)
@@ -84,6 +85,14 @@ def _adopt_one(books: CentralBooks, request: TrackedRequest, attempt_id: Attempt
     if phase is Phase.TRANSFER:
         _complete_transfer(books, request, attempt_id, parts)
     return True
+
+
+def _breaks_resource_order(books: CentralBooks, phase: Phase, parts: _Parts) -> bool:
+    """Generation first, a context without its reservation would hold pages and wait for those of its elders (C2)."""
+    if books.config.dispatch is not DispatchPolicy.GENERATION_FIRST:
+        return False
+    is_unreserved = phase is Phase.CONTEXT and HoldingKind.TRANSFER not in parts
+    return is_unreserved or phase in {Phase.WAITING_OFFER, Phase.OFFERED}
 
 
 def _phase(parts: _Parts) -> Phase | None:

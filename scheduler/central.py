@@ -97,14 +97,20 @@ class CentralScheduler:
         registration, worker = introduction.registration, introduction.registration.worker
         self._see_term(introduction.term)
         is_known = self._books.ledger.live(worker, registration.epoch) is not None
-        if is_known or not self.register_worker(registration, now_s):
+        if is_known or not self._register(registration, now_s):
             return is_known
         hold_parts(self._books, worker, introduction.parts, now_s)
         if self._takeover is not None:
             self._takeover.introduce(worker, introduction.parts)
             self._end_takeover(now_s)
         else:
+            for part in introduction.parts:  # too late to be adopted, and the attempt may go on elsewhere
+                request = self._books.attempts.get(part.attempt_id)
+                if request is not None:
+                    message = f"request {request.spec.uid}: {worker} was heard of too late"
+                    self._endings.lose_attempt(request, Fault(ErrorKind.WORKER_LOST, message, is_retriable=True), now_s)
             cancel_parts(self._books, worker, introduction.parts, now_s)
+        self._dispatcher.dispatch(now_s)
         return True
 
     def claim(self, door: DoorName, specs: Sequence[RequestSpec], now_s: float) -> None:
@@ -159,6 +165,11 @@ class CentralScheduler:
         Returns:
             Whether the worker is live under this epoch now.
         """
+        is_live = self._register(registration, now_s)
+        self._dispatcher.dispatch(now_s)
+        return is_live
+
+    def _register(self, registration: WorkerRegistration, now_s: float) -> bool:
         known = self._books.ledger.record(registration.worker)
         if known is not None and registration.epoch <= known.registration.epoch:
             is_same_life = known.is_live and registration.epoch == known.registration.epoch
@@ -173,7 +184,6 @@ class CentralScheduler:
         if self._takeover is not None:
             self._takeover.introduce(registration.worker, ())
         self._books.replan_queued()
-        self._dispatcher.dispatch(now_s)
         return True
 
     def is_registered(self, worker: WorkerName, epoch: Epoch) -> bool:
