@@ -17,10 +17,11 @@ clock), and `take_commands` returns what to send. The same events give the same 
 from collections.abc import Mapping, Sequence
 
 from configs import CentralConfig
-from manager import Epoch, LeaseId, WorkerName
+from manager import Epoch, WorkerName
 from scheduler.adoption import adopt, cancel_parts, hold_parts
 from scheduler.central_admission import progress, refusal
 from scheduler.central_books import CentralBooks
+from scheduler.central_deadlines import expire_requests, renew_leases
 from scheduler.central_dispatch import Dispatcher
 from scheduler.central_endings import Endings, Fault
 from scheduler.central_reports import ReportHandler
@@ -29,12 +30,12 @@ from scheduler.introductions import HoldingKind, WorkerIntroduction
 from scheduler.liveness import loss_reason, note_heartbeat
 from scheduler.messages import (
     ErrorKind,
-    RenewLeases,
     ReportBatch,
     SubmitReply,
     WorkerHeartbeat,
     WorkerRegistration,
     WorkerRole,
+    WorkerState,
 )
 from scheduler.outbox import AskDoor, AskWorker, CentralCommand, NotifyDoor, SendToWorker
 from scheduler.reconcile import AccountReader, Divergence, DivergenceKind, reconcile
@@ -44,8 +45,6 @@ from scheduler.takeover import Takeover
 from scheduler.tracked_request import Phase, TrackedRequest
 
 __all__ = ["AskDoor", "AskWorker", "CentralCommand", "CentralScheduler", "NotifyDoor", "SendToWorker"]
-
-_NOT_YET_TAKEN = frozenset({Phase.WAITING_OFFER, Phase.OFFERED})
 
 
 class CentralScheduler:
@@ -213,6 +212,10 @@ class CentralScheduler:
         if record is None:
             self._on_strange_heartbeat(heartbeat)
             return ()
+        if heartbeat.snapshot.state is not WorkerState.RUNNING:
+            self._books.counters["audit_violations"] += heartbeat.snapshot.state is WorkerState.CORRUPTED
+            self.worker_lost(heartbeat.worker, f"it reported itself {heartbeat.snapshot.state}", now_s)
+            return ()
         note_heartbeat(record, heartbeat, now_s)
         if self._takeover is not None:
             return ()  # the ledger is not complete yet
@@ -296,8 +299,8 @@ class CentralScheduler:
         for door, heard_at_s in list(self._doors_heard_at_s.items()):
             if now_s - heard_at_s > self._books.config.door_deadline_s:
                 self.door_lost(door, now_s)
-        self._expire_requests(now_s)
-        self._renew_leases(now_s)
+        expire_requests(self._books, self._endings, now_s)
+        self._leases_renewed_at_s = renew_leases(self._books, self._leases_renewed_at_s, now_s)
         for record in self._books.ledger.workers(WorkerRole.GENERATION):
             is_due = self._books.credit.is_retry_due(record.worker, now_s)
             if is_due and not record.num_held(HoldingKind.OFFER):
@@ -369,30 +372,6 @@ class CentralScheduler:
         if request is not None and divergence.kind is DivergenceKind.MISSING:
             fault = Fault(ErrorKind.INTERNAL, f"request {request.spec.uid}: {divergence.message}", is_retriable=True)
             self._endings.lose_attempt(request, fault, now_s)
-
-    def _expire_requests(self, now_s: float) -> None:
-        deadline_s = self._books.config.request_deadline_s
-        for request in list(self._books.requests.values()):
-            open_s = now_s - request.submitted_at_s
-            if open_s < deadline_s:
-                return  # the others were submitted later
-            message = f"request {request.spec.uid} was open for {open_s:.1f} s, the deadline is {deadline_s} s"
-            self._books.counters["expired_requests"] += 1
-            self._endings.fail(request, Fault(ErrorKind.DEADLINE, message, is_retriable=False), now_s)
-
-    def _renew_leases(self, now_s: float) -> None:
-        """Once a heartbeat, while no generation worker has the request (M7)."""
-        if now_s - self._leases_renewed_at_s < self._books.config.heartbeat_s:
-            return
-        self._leases_renewed_at_s = now_s
-        by_owner: dict[WorkerName, list[LeaseId]] = {}
-        for request in self._books.attempts.values():
-            if request.is_lease_open and request.handoff is not None and request.phase in _NOT_YET_TAKEN:
-                owner = request.context_worker
-                if owner is not None:
-                    by_owner.setdefault(owner, []).append(request.handoff.ticket.lease_id)
-        for owner, lease_ids in by_owner.items():
-            self._books.outbox.send(owner, RenewLeases(tuple(lease_ids)))
 
 
 def _needs_context(request: TrackedRequest) -> bool:

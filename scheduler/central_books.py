@@ -27,11 +27,13 @@ COUNTER_NAMES = (
     "handed_back",
     "cancelled",
     "retries",
+    "dispatches",
     "offers",
     "deferrals",
     "transfers",
     "ticket_bytes",
     "divergences",
+    "audit_violations",
     "lost_workers",
     "lost_doors",
     "expired_requests",
@@ -167,6 +169,7 @@ class CentralBooks:
         self, worker: WorkerName, request: TrackedRequest, kind: HoldingKind, command: WorkerCommand, now_s: float
     ) -> None:
         """Send a command that makes `worker` hold a part of the request's attempt."""
+        self.counters["dispatches"] += 1
         sequence = self.outbox.send(worker, command)
         num_tokens = request.context_tokens if kind is HoldingKind.CONTEXT else request.total_tokens
         self.ledger.add(worker, self.ensure_attempt(request), Holding(kind, num_tokens, sequence, now_s))

@@ -68,7 +68,11 @@ def _worker_state(record: WorkerRecord, now_s: float) -> JsonObject:
             "running": len(snapshot.running),
             "waiting": len(snapshot.waiting),
             "pages": {tier.value: asdict(counts) for tier, counts in snapshot.stats.tiers.items()},
-            "counters": dict(snapshot.counters),
+            "counters": {
+                **snapshot.counters,
+                "prefix_queried_tokens": snapshot.stats.prefix_queried_tokens,
+                "prefix_hit_tokens": snapshot.stats.prefix_hit_tokens,
+            },
         }
     if not record.is_live:
         state |= {"state": "lost", "lost_reason": record.lost_reason}

@@ -252,6 +252,16 @@ class WorkerRegistration:
     max_request_tokens: int
 
 
+class WorkerState(StrEnum):
+    """What a worker says of itself."""
+
+    RUNNING = "running"
+    CORRUPTED = "corrupted"
+    """Its audit failed (M6)."""
+    FAILED = "failed"
+    """Its loop died of an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
     """Sent by the agent thread every `heartbeat_s`, step or no step (C5)."""
@@ -278,7 +288,7 @@ class WorkerSnapshot:
     role: WorkerRole
     epoch: Epoch
     pid: int
-    state: str
+    state: WorkerState
     iteration: int
     running: tuple[AttemptId, ...]
     waiting: tuple[AttemptId, ...]

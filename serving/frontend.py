@@ -20,6 +20,7 @@ from scheduler.messages import DoorNotice, ErrorKind, TokenBatch, TokenEvent
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
 from serving.generation_request import DoorSettings, GenerationRequest, RequestFailedError
+from serving.metrics import StreamMetrics
 from serving.open_request import OpenChoice, OpenRequest
 from serving.output_text import OutputText
 from serving.recovery import AttemptRecovery
@@ -39,6 +40,7 @@ class Frontend:
     Attributes:
         tokenizer: the model's.
         settings: limits and deadlines.
+        metrics: what its streams did, for GET /metrics.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Frontend:
         """
         self.tokenizer = tokenizer
         self.settings = settings
+        self.metrics = StreamMetrics(settings.model_name)
         self._door = door
         self._clock = clock
         self._seed_source = seed_source
@@ -70,6 +73,7 @@ class Frontend:
         self._counters: Counter[str] = Counter()
         self._term = Term(0)
         self._is_draining = False
+        self._is_closed = False
         self._scheduler = SchedulerClient(
             endpoint,
             submit_timeout_s=settings.submit_timeout_s,
@@ -116,6 +120,22 @@ class Frontend:
         """Where the time of a running or recent request went, ready for JSON; None when unknown."""
         timeline = self._timelines.get(api_id)
         return None if timeline is None else timeline.to_json(self._clock())
+
+    def recent_timelines(self, limit: int) -> list[dict[str, object]]:
+        """The newest requests, those that run first; ready for JSON."""
+        return [timeline.to_json(self._clock()) for timeline in self._timelines.recent(limit)]
+
+    async def cluster_state_or_none(self) -> dict[str, object] | None:
+        """As `cluster_state`; None when the central scheduler cannot be reached."""
+        try:
+            return await self.cluster_state()
+        except RequestFailedError:
+            return None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
 
     async def health(self) -> tuple[bool, str]:
         """Whether a request submitted now can make progress, and the reason when it cannot."""
@@ -182,7 +202,7 @@ class Frontend:
 
     async def close(self) -> None:
         """Cancel every open request and wait until the endpoint was told. Idempotent."""
-        self._is_draining = True
+        self._is_draining = self._is_closed = True
         for request in {id(choice.request): choice.request for choice in self._choices.values()}.values():
             self._fail(request, ErrorKind.NO_WORKER, "this server is shutting down")
         if self._sweep_timer is not None:
@@ -229,14 +249,14 @@ class Frontend:
 
     def _receive(self, choice: OpenChoice, event: TokenEvent) -> None:
         stream = choice.stream
+        num_known = len(stream.token_ids)
         arrival = stream.receive(event)
         if event.durations is not None:
             choice.timeline.on_durations(event.attempt_id, event.durations)
         if arrival is not Arrival.ACCEPTED:
             self._on_unaccepted(choice, event, arrival)
             return
-        choice.heard_at_s = self._clock()
-        choice.timeline.on_tokens(len(stream.token_ids), choice.heard_at_s)
+        self._note_tokens(choice, num_known)
         if not stream.has_gap:
             choice.stop_gap_timer()
         if stream.is_finished:
@@ -246,6 +266,15 @@ class Frontend:
                 self._scheduler.cancel([choice.uid])
             self._forget_when_ended(choice.request)
         choice.request.wake()
+
+    def _note_tokens(self, choice: OpenChoice, num_known: int) -> None:
+        now_s, timeline, num_tokens = self._clock(), choice.timeline, len(choice.stream.token_ids)
+        last_at_s = timeline.last_token_at_s
+        choice.heard_at_s = now_s
+        timeline.on_tokens(num_tokens, now_s)
+        self.metrics.on_tokens(num_tokens - num_known, None if last_at_s is None else now_s - last_at_s)
+        if last_at_s is None:
+            self.metrics.on_first_token(timeline)
 
     def _on_unaccepted(self, choice: OpenChoice, event: TokenEvent, arrival: Arrival) -> None:
         self._counters[f"{arrival.name.lower()}_tokens"] += 1
@@ -310,6 +339,7 @@ class Frontend:
     def _end_timeline(self, choice: OpenChoice, state: StreamState) -> None:
         choice.timeline.finish_reason = choice.stream.finish_reason
         choice.timeline.on_end(state, self._clock())
+        self.metrics.on_end(choice.timeline)
 
     def _forget_when_ended(self, opened: OpenRequest) -> None:
         if not any(choice.is_open for choice in opened.choices):

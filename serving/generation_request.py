@@ -48,6 +48,7 @@ class DoorSettings:
     """Limits of the model and the cluster, and the door's own patience.
 
     Attributes:
+        model_name: the name in the API; a label of every metric.
         context_length: prompt and output tokens of one sequence, as the model allows.
         vocab_size: token ids are below it.
         eos_token_ids: the model's own; the same that the workers use.
@@ -67,6 +68,7 @@ class DoorSettings:
         kept_timelines: finished requests that are remembered.
     """
 
+    model_name: str
     context_length: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

@@ -38,6 +38,7 @@ class ChoiceTimeline:
     submitted_at_s: float
     state: StreamState = StreamState.RUNNING
     first_token_at_s: float | None = None
+    last_token_at_s: float | None = None
     ended_at_s: float | None = None
     num_tokens: int = 0
     cached_tokens: int | None = None
@@ -56,6 +57,7 @@ class ChoiceTimeline:
         """The stream now has so many tokens."""
         if self.first_token_at_s is None and num_tokens:
             self.first_token_at_s = now_s
+        self.last_token_at_s = now_s
         self.num_tokens = num_tokens
 
     def on_end(self, state: StreamState, now_s: float) -> None:
@@ -68,12 +70,17 @@ class ChoiceTimeline:
         """Seconds that all workers together spent in a phase."""
         return sum(phases.get(name, 0.0) for phases in self.phases.values())
 
+    def until_first_token_s(self, now_s: float) -> float:
+        """Seconds from the submission to the first token, or to the end or now when there is none."""
+        ended_at_s = self.ended_at_s if self.first_token_at_s is None else self.first_token_at_s
+        return (now_s if ended_at_s is None else ended_at_s) - self.submitted_at_s
+
+    def queued_s(self, now_s: float) -> float:
+        """All time before the first token in which nothing was computed."""
+        return max(0.0, self.until_first_token_s(now_s) - self.phase_s("context"))
+
     def to_json(self, now_s: float) -> dict[str, object]:
-        """Ready for JSON. `queued_s` is all time before the first token in which nothing was computed."""
-        until_first_s = (now_s if self.ended_at_s is None else self.ended_at_s) - self.submitted_at_s
-        if self.first_token_at_s is not None:
-            until_first_s = self.first_token_at_s - self.submitted_at_s
-        context_s = self.phase_s("context")
+        """Ready for JSON."""
         return {
             "index": self.index,
             "uid": self.uid,
@@ -84,11 +91,11 @@ class ChoiceTimeline:
             "completion_tokens": self.num_tokens,
             "cached_tokens": self.cached_tokens,
             "resubmissions": self.num_resubmissions,
-            "time_to_first_token_s": None if self.first_token_at_s is None else until_first_s,
+            "time_to_first_token_s": None if self.first_token_at_s is None else self.until_first_token_s(now_s),
             "total_s": (self.ended_at_s if self.ended_at_s is not None else now_s) - self.submitted_at_s,
             "phases": {
-                "queued_s": max(0.0, until_first_s - context_s),
-                "context_s": context_s,
+                "queued_s": self.queued_s(now_s),
+                "context_s": self.phase_s("context"),
                 "transfer_s": self.phase_s("offer") + self.phase_s("transfer"),
                 "generation_s": self.phase_s("generation"),
             },
@@ -149,6 +156,11 @@ class TimelineBook:
         self._ended[api_id] = timeline
         while len(self._ended) > self._capacity:
             self._ended.popitem(last=False)
+
+    def recent(self, limit: int) -> list[RequestTimeline]:
+        """The newest that run, then the newest that ended, `limit` in all."""
+        running = list(self._running.values())[::-1]
+        return (running + list(self._ended.values())[::-1])[:limit]
 
     def get(self, api_id: str) -> RequestTimeline | None:
         """The timeline, or None when it is unknown or was forgotten."""

@@ -14,6 +14,13 @@ from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepar
 from serving.actors.worker_links import RayPeers, RaySinks
 from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
 
+_LAST_WORD_S = 0.2  # Ray sends in the background
+
+
+def _exit_after_last_word() -> None:
+    time.sleep(_LAST_WORD_S)
+    os._exit(70)
+
 
 class WorkerActor:
     """One worker process; Ray restarts it after a death, with a new epoch."""
@@ -27,7 +34,7 @@ class WorkerActor:
         identity = WorkerIdentity(WorkerName(name), role, Epoch(time.time_ns()), os.getpid())
         self._worker = build_worker(identity, plan, RayPeers(directory), RaySinks(directory))
         self._registration = self._worker.registration()
-        self._worker.start(on_fatal=lambda: os._exit(70))
+        self._worker.start(on_fatal=_exit_after_last_word)
         directory.find(CENTRAL_NAME).register_worker.remote(self._registration)
 
     def registration(self) -> WorkerRegistration:

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from configs import ServerConfig
+from serving.api.cockpit import CockpitEndpoints
 from serving.api.errors import RETRY_AFTER_S, ApiError, internal_error, of_failure
 from serving.api.generation import GenerationEndpoints
 from serving.api.prepare import RequestPreparer
@@ -59,6 +60,7 @@ def create_app(
     )
     generation = GenerationEndpoints(frontend, preparer, config.max_body_bytes)
     status = StatusEndpoints(frontend, preparer, model, version, created=int(wall_clock()))
+    cockpit = CockpitEndpoints(frontend, model, version)
     app = FastAPI(title="pdserve", version=version, openapi_url=None, redirect_slashes=False)
     routes: dict[tuple[str, str], Handler] = {
         ("POST", "/v1/completions"): generation.completions,
@@ -69,6 +71,9 @@ def create_app(
         ("GET", "/version"): status.version,
         ("GET", "/requests/{api_id}"): status.request_timeline,
         ("GET", "/cluster/state"): status.cluster_state,
+        ("GET", "/metrics"): cockpit.metrics,
+        ("GET", "/dashboard"): cockpit.dashboard,
+        ("GET", "/dashboard/events"): cockpit.events,
     }
     for (method, path), handler in routes.items():
         app.add_route(path, _guarded(handler), methods=[method], include_in_schema=False)

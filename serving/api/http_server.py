@@ -56,7 +56,9 @@ class DoorServer:
             max_request_tokens: prompt and output tokens that every worker's pools can hold.
         """
         model = load_model_config(model_folder)
+        name = config.server.served_model_name or model_folder.name
         settings = DoorSettings(
+            model_name=name,
             context_length=model.max_position,
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
@@ -73,7 +75,6 @@ class DoorServer:
             clock=time.monotonic,
             seed_source=lambda: secrets.randbelow(_MAX_SEED),
         )
-        name = config.server.served_model_name or model_folder.name
         app = create_app(self.frontend, config.server, name, version("pdserve"))
         self._address = (config.server.host, config.server.port)
         self._server = _EmbeddedServer(

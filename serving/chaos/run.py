@@ -5,7 +5,7 @@ be the same each time. Whatever is left afterwards (pages, divergences, audits) 
 """
 
 import asyncio
-import os
+import itertools
 import random
 import sys
 import time
@@ -137,7 +137,8 @@ class _Run:
     def _difference(self, stream: Stream) -> str:
         """Where a stream left the way of its solo run, and who computed it."""
         solo = self._solo[stream.job]
-        common = len(os.path.commonprefix([stream.text, solo.text]))
+        pairs = zip(stream.text, solo.text, strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         way = [f"{part['worker']} {part['attempt']}" for part in stream.timeline.get("workers", ())]
         return (
             f"job {self._jobs.index(stream.job)} differs after {common} of {len(solo.text)} characters "

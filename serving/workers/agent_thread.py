@@ -4,9 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvtransfer.agent import TransferAgent
-from scheduler.messages import WorkerHeartbeat
+from scheduler.messages import WorkerHeartbeat, WorkerSnapshot, WorkerState
 from serving.workers.outbox import WorkerSinks
 from serving.workers.step_loop import WorkerLoop
 
@@ -51,16 +52,20 @@ class AgentThread:
         now_s = self._clock()
         delay_s = self.agent.poll(now_s)
         if now_s >= self._next_beat_s:
-            self._beat()
+            self._beat(self._loop.snapshot())
             self._next_beat_s = now_s + self._heartbeat_s
         return min(delay_s, max(0.0, self._next_beat_s - self._clock()))
+
+    def say_last_word(self, state: WorkerState) -> None:
+        """Tell the central scheduler that this life is over, before it falls silent. From any thread."""
+        self._stopping = True  # a later beat would take it back
+        self._beat(replace(self._loop.snapshot(), state=state))
 
     def _run(self) -> None:
         while not self._stopping:
             self.agent.wait_for_work(self.run_once())
 
-    def _beat(self) -> None:
-        snapshot = self._loop.snapshot()
+    def _beat(self, snapshot: WorkerSnapshot) -> None:
         self._sinks.send_heartbeat(
             WorkerHeartbeat(
                 worker=snapshot.worker,

@@ -33,6 +33,7 @@ from serving.tokenizer import Tokenizer
 from serving.workers.agent_thread import AgentThread
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox, WorkerSinks
+from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging, SharedPool, TwinPool
 from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker
@@ -100,6 +101,7 @@ def build_worker(
         loop,
         AgentThread(loop, agent, sinks, config.transfer.heartbeat_s, clock),
         manager=manager,
+        self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
         on_close=lambda: _close(manager, tiers, pool_path),
     )
 

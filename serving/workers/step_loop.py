@@ -43,6 +43,7 @@ from scheduler.messages import (
     WorkerCommand,
     WorkerRegistration,
     WorkerSnapshot,
+    WorkerState,
 )
 from scheduler.output import DrawnToken, SchedulerOutput
 from scheduler.request import Request
@@ -60,7 +61,6 @@ from serving.workers.stop_checker import StopChecker
 from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
-_AUDIT_EVERY_S = 1.0
 
 
 class StepEngine(Protocol):
@@ -114,9 +114,7 @@ class WorkerLoop:
         self._commands_seen: tuple[Term, int] | None = None
         self._phases = PhaseClock(identity.name)
         self._progress = _Progress()
-        self._audited_at_s = float("-inf")
-        self._audited_iteration = 0
-        self._counts = {"audits": 0, "refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
+        self._counts = {"refused_terms": 0, "failed_steps": 0, "ignored_commands": 0}
         self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
         self._generation_side = GenerationSide(
             parts.manager, parts.scheduler, parts.agent, parts.outbox, self._phases, parts.staging
@@ -169,18 +167,7 @@ class WorkerLoop:
             self._outbox.flush()
             self._snapshot = self._make_snapshot()
         self._answer_introductions()
-        if not busy:
-            self._audit_now_and_then()
         return busy
-
-    def _audit_now_and_then(self) -> None:
-        """Recompute the manager's truth while nothing waits for it. A violation ends the worker (M6)."""
-        now_s = self._clock()
-        if now_s - self._audited_at_s >= _AUDIT_EVERY_S and self._audited_iteration != self._progress.iteration:
-            self._audited_at_s, self._audited_iteration = now_s, self._progress.iteration
-            self._parts.manager.audit()
-            self._counts["audits"] += 1
-            self._snapshot = self._make_snapshot()
 
     def _answer_introductions(self) -> None:
         while self._asked:
@@ -358,7 +345,7 @@ class WorkerLoop:
             role=self._identity.role,
             epoch=self._identity.epoch,
             pid=self._identity.pid,
-            state="running",
+            state=WorkerState.RUNNING,
             iteration=self._progress.iteration,
             running=tuple(request.attempt_id for request in self._scheduler.running),
             waiting=tuple(request.attempt_id for request in self._scheduler.waiting),

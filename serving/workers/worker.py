@@ -5,11 +5,13 @@ import threading
 from collections.abc import Callable
 
 from kvtransfer import TransferAgent
+from manager import CorruptedError
 from manager.kv_cache_manager import KVCacheManagerV2
-from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot
+from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot, WorkerState
 from scheduler.spec import Term
 from serving.workers.agent_thread import AgentThread
 from serving.workers.introduction import IntroductionSink
+from serving.workers.self_audit import SelfAudit
 from serving.workers.step_loop import WorkerLoop
 from serving.workers.worker_plan import WorkerIdentity
 
@@ -27,6 +29,7 @@ class Worker:
         agent_thread: AgentThread,
         *,
         manager: KVCacheManagerV2,
+        self_audit: SelfAudit,
         on_close: Callable[[], None],
     ) -> None:
         """Use `assembly.build_worker`."""
@@ -34,6 +37,7 @@ class Worker:
         self.manager = manager
         self._loop = loop
         self._agent_thread = agent_thread
+        self.self_audit = self_audit
         self._on_close = on_close
         self._is_stopping = False
         self._on_fatal: Callable[[], None] = _nothing
@@ -78,6 +82,10 @@ class Worker:
         self._agent_thread.run_once()
         return self._loop.run_once()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the loop's thread to end."""
+        self._thread.join(timeout_s)
+
     def stop(self, timeout_s: float = 30.0) -> bool:
         """End both threads and release the memory; may be called twice.
 
@@ -101,10 +109,15 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._is_stopping:
-                if not self._loop.run_once():
+                is_busy = self._loop.run_once()
+                self.self_audit.run_if_due()
+                if not is_busy:
                     self._loop.wait(_IDLE_WAIT_S)
-        except Exception:  # a bug: the state can no longer be trusted, so nothing may carry on with it
+        except Exception as error:  # a bug: the state can no longer be trusted, so nothing may carry on with it
             _log.critical("%s: the loop died; last account %s", self.identity.name, self.snapshot(), exc_info=True)
+            # Its streams continue elsewhere at once, instead of after the silence that follows.
+            is_corrupted = isinstance(error, CorruptedError)
+            self._agent_thread.say_last_word(WorkerState.CORRUPTED if is_corrupted else WorkerState.FAILED)
             self._on_fatal()
 
 

@@ -35,6 +35,7 @@ from scheduler.messages import (
     WorkerReport,
     WorkerRole,
     WorkerSnapshot,
+    WorkerState,
 )
 from scheduler.spec import AttemptId, FinishReason, RequestSpec, RequestUid, Term
 
@@ -226,7 +227,7 @@ class ModelWorker:
             role=self.role,
             epoch=self.epoch,
             pid=100,
-            state="running",
+            state=WorkerState.RUNNING,
             iteration=self.iteration,
             running=running,
             waiting=waiting,

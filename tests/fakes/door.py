@@ -61,6 +61,7 @@ class Door:
 def settings(**changes: Any) -> DoorSettings:
     """Small limits."""
     values: dict[str, Any] = {
+        "model_name": MODEL,
         "context_length": CONTEXT_LENGTH,
         "vocab_size": VOCAB_SIZE,
         "eos_token_ids": (EOS_TOKEN_ID,),
@@ -77,7 +78,12 @@ def make_frontend(tokenizer: Tokenizer, cluster: FakeCluster, clock: Callable[[]
     """A frontend over a fake cluster; seeds count up from 1000."""
     seeds = count(1000)
     frontend = Frontend(
-        cluster, tokenizer, DoorName("door"), settings(**changes), clock=clock, seed_source=lambda: next(seeds)
+        cluster,
+        tokenizer,
+        DoorName("door"),
+        settings(**changes),
+        clock=clock,
+        seed_source=lambda: next(seeds),
     )
     cluster.serve(frontend)
     return frontend

@@ -104,7 +104,8 @@ class FakeCluster:
     async def cluster_state(self) -> Mapping[str, object]:
         """See SchedulerEndpoint."""
         await self._call()
-        return {"workers": [], "central": {"term": 1, "running": len(self.running)}}
+        central = {"term": 1, "queued": 0, "running": len(self.running), "waiting_offer": 0, "deferred": 0}
+        return {"workers": [], "central": central, "counters": {}}
 
     async def health(self) -> tuple[bool, str]:
         """See SchedulerEndpoint."""

@@ -1,0 +1,11 @@
+"""What an operator's dashboards read: GET /metrics in Prometheus' text format.
+
+`StreamMetrics` counts what the door itself sees; `ClusterSamples` turns the cluster's account of itself
+(the same that GET /cluster/state shows) into samples, so that no count is kept twice.
+"""
+
+from serving.metrics.cluster_samples import ClusterSamples
+from serving.metrics.exposition import CONTENT_TYPE, render
+from serving.metrics.stream_metrics import StreamMetrics
+
+__all__ = ["CONTENT_TYPE", "ClusterSamples", "StreamMetrics", "render"]
