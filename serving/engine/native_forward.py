@@ -12,8 +12,8 @@ import torch
 from manager import LayerGroupId
 from serving.engine.batch import SequenceRows, StepBatch
 from serving.engine.plan import PlannedGroup
-from serving.engine.visibility import Visibility
 from serving.engine.row_logits import LogitsOf
+from serving.engine.visibility import Visibility
 from serving.kernels.binding import NativeLibrary
 from serving.kernels.native_model import NativeModel, NativePool, NativeStep
 from serving.kernels.packed_weights import PackedWeights
