@@ -4,6 +4,7 @@ Public names are here; `manager.storage` and the page structures stay inside. Im
 does not import torch.
 """
 
+from manager.adapters import AdapterLoad, AdapterSizes
 from manager.cache_request import CacheRequest
 from manager.errors import (
     CacheConfigError,
@@ -18,6 +19,7 @@ from manager.grants import Grant, PageCost, Refusal, RefusalReason
 from manager.ids import (
     AdapterId,
     BlockOrdinal,
+    CacheMember,
     Epoch,
     IndexSlot,
     LayerGroupId,
@@ -45,10 +47,13 @@ from manager.page_location import PageLease, PageLocation
 
 __all__ = [
     "AdapterId",
+    "AdapterLoad",
+    "AdapterSizes",
     "Availability",
     "BlockOrdinal",
     "CacheConfigError",
     "CacheGeometry",
+    "CacheMember",
     "CacheRequest",
     "CapacityError",
     "CopyFailedError",

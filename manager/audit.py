@@ -5,8 +5,10 @@ states, digests from tokens; the first difference is a CorruptedError that names
 """
 
 from collections import Counter
+from collections.abc import Iterator
 
 from manager.cache_chain import CacheStatus
+from manager.cache_set import CacheSet
 from manager.digests import block_digest
 from manager.errors import CorruptedError
 from manager.kv_cache import KVCache
@@ -30,10 +32,43 @@ def audit(parts: ManagerParts) -> None:
     _audit_holds(parts)
     _audit_states(parts)
     _audit_tree(parts)
-    for request_id, cache in parts.caches.items():
-        _require(cache.request_id == request_id, f"cache of {cache.request_id} is filed under {request_id}")
-        _audit_cache(parts, cache)
+    for request_id, caches in parts.caches.items():
+        _require(caches.request_id == request_id, f"cache of {caches.request_id} is filed under {request_id}")
+        _audit_set(caches)
+        for member in caches.members:
+            _audit_cache(parts, member)
     _audit_index_slots(parts)
+    _audit_adapters(parts)
+
+
+def _members(parts: ManagerParts) -> Iterator[KVCache]:
+    return (member for caches in parts.caches.values() for member in caches.members)
+
+
+def _audit_set(caches: CacheSet) -> None:
+    """Members are in one state, and the encoder's output is whole or absent (M4, V8)."""
+    name, cross = caches.request_id, caches.cross
+    for member in caches.members:
+        _require(member.status is caches.status, f"{name}: members are {[m.status for m in caches.members]}")
+        _require(member.request_id == name, f"{name}: a member belongs to {member.request_id}")
+    _require(0 <= caches.primary.draft_lag <= min(1, caches.primary.history), f"{name}: draft lag")
+    if cross is not None:
+        whole = len(caches.encoder_token_ids)
+        _require(cross.history in (0, whole), f"{name}: {cross.history} of {whole} encoder positions are computed")
+        _require(cross.capacity in (0, whole), f"{name}: {cross.capacity} of {whole} encoder positions have a place")
+
+
+def _audit_adapters(parts: ManagerParts) -> None:
+    """Pins are the active caches' adapters; every page is free or of one adapter."""
+    adapters = parts.adapters
+    active = Counter(
+        caches.adapter_id for caches in parts.caches.values() if caches.adapter_id and not caches.is_suspended
+    )
+    _require(dict(active) == adapters.pins, f"adapter pins {adapters.pins}, active caches account for {dict(active)}")
+    pinned = sum(adapters.size_of(adapter_id) for adapter_id in adapters.pins)
+    _require(adapters.available == adapters.num_pages - pinned, f"adapter pages: {adapters.available} available")
+    owned = [page for _, pages in adapters.owners() for page in pages]
+    _require(sorted([*owned, *adapters.free]) == list(range(adapters.num_pages)), "adapter pages lost or shared")
 
 
 def _audit_slots(parts: ManagerParts) -> None:
@@ -58,7 +93,7 @@ def _audit_locks(parts: ManagerParts) -> None:
     """Locks are what caches and leases account for, nothing else."""
     pages = parts.storage.pages
     expected: Counter[int] = Counter()
-    for cache in parts.caches.values():
+    for cache in _members(parts):
         for group_pages in cache.pages:
             expected.update(page for page in group_pages if page != NONE)
     for held in parts.leases.values():
@@ -73,8 +108,8 @@ def _audit_holds(parts: ManagerParts) -> None:
     """Holds are the locks of suspended caches; active caches have their pages on the device."""
     storage = parts.storage
     expected: Counter[int] = Counter()
-    for cache in parts.caches.values():
-        for group, group_pages in enumerate(cache.pages):
+    for cache in _members(parts):
+        for group, group_pages in cache.by_group():
             present = [page for page in group_pages if page != NONE]
             if cache.is_suspended:
                 expected.update(present)
@@ -160,7 +195,7 @@ def _audit_cache(parts: ManagerParts, cache: KVCache) -> None:
         cache.leaf == NONE or tree.by_digest.get(tree.digest(cache.leaf), NONE) == cache.leaf,
         f"{name}: its leaf {cache.leaf} has left the tree",
     )
-    for group, group_pages in enumerate(cache.pages):
+    for group, group_pages in cache.by_group():
         _require(
             len(group_pages) == cache.num_blocks,
             f"{name}: {len(group_pages)} pages in layer group {group} for {cache.num_blocks} blocks",

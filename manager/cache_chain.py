@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from manager.block_tables import BlockTables
 from manager.digests import BlockDigests
-from manager.geometry import CacheGeometry
+from manager.geometry import CacheGeometry, ChainLayout
 from manager.ids import BlockOrdinal, LayerGroupId, RequestId, SlotId
 from manager.page import NONE, PageState
 from manager.page_location import PageLocation
@@ -46,29 +46,31 @@ class CacheChain:
         request_id: whose it is.
         status: active, or suspended.
         priority: of the request; decides how long its blocks stay cached.
-        index_slot: row of the per-sequence tables; NONE while suspended.
         history: positions already computed.
         num_blocks: blocks that have a place.
         num_committed: blocks that are in the tree.
         num_claimed: blocks found in the cache when it was created.
+        draft_lag: positions at the history's end that the draft layers have not computed; at most one.
         reserved_tokens: positions whose pages wait for a transfer and must not be written by a step; 0 once
             activated, and for a cache that is computed here.
-        pages: per layer group, page record per block; NONE where a page left the window.
+        pages: per layer group of the chain, page record per block; NONE where a page left the window.
         digests: of its full blocks, as far as hashed.
     """
 
     __slots__ = (
+        "_first_group",
         "_geometry",
         "_groups",
         "_has_windows",
         "_journal",
+        "_layout",
         "_leaf",
         "_num_passed",
         "_storage",
         "_tables",
         "digests",
+        "draft_lag",
         "history",
-        "index_slot",
         "num_blocks",
         "num_claimed",
         "num_committed",
@@ -83,11 +85,13 @@ class CacheChain:
         self,
         request_id: RequestId,
         digests: BlockDigests,
+        layout: ChainLayout,
         geometry: CacheGeometry,
         storage: StorageManager,
         journal: Journal,
     ) -> None:
-        """Start empty and active."""
+        """Start empty and active; `layout` names the layer groups of the chain."""
+        self._layout = layout
         self._geometry = geometry
         self._storage = storage
         self._journal = journal
@@ -95,19 +99,21 @@ class CacheChain:
         self.digests = digests
         self.status = CacheStatus.ACTIVE
         self.priority = 0
-        self.index_slot = NONE
         self.history = 0
         self.num_blocks = 0
         self.num_committed = 0
         self.num_claimed = 0
+        self.draft_lag = 0
         self.reserved_tokens = 0
-        self.pages: list[list[int]] = [[] for _ in geometry.layer_groups]
-        self._groups = range(len(geometry.layer_groups))
-        self._has_windows = geometry.has_windows
+        self.pages: list[list[int]] = [[] for _ in layout.groups]
+        self._groups = layout.groups
+        # Layer groups of a chain have no gap: `first + place` is the id of the one at `place`.
+        self._first_group = layout.groups[0]
+        self._has_windows = layout.has_windows
         # Per layer group, blocks before this one have been looked at when they left the window.
-        self._num_passed = [0] * len(geometry.layer_groups)
+        self._num_passed = [0] * len(layout.groups)
         self._leaf = NONE
-        self._tables = BlockTables(len(geometry.layer_groups), storage.pages, journal)
+        self._tables = BlockTables(len(layout.groups), storage.pages, journal)
 
     @property
     def capacity(self) -> int:
@@ -116,7 +122,19 @@ class CacheChain:
 
     def block_table(self, group: int) -> npt.NDArray[np.int32]:
         """[num_blocks] device slots, read-only; a view of the buffer."""
-        return self._tables.view(group, self.num_blocks)
+        return self._tables.view(group - self._first_group, self.num_blocks)
+
+    def has_group(self, group: int) -> bool:
+        """Whether the layer group is one of the chain's."""
+        return 0 <= group - self._first_group < len(self._groups)
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that cover [0, num_tokens)."""
+        return self._geometry.num_blocks(num_tokens)
+
+    def by_group(self) -> list[tuple[LayerGroupId, list[int]]]:
+        """Its pages with the ids of their layer groups."""
+        return list(zip(self._groups, self.pages, strict=True))
 
     @property
     def is_suspended(self) -> bool:
@@ -138,9 +156,9 @@ class CacheChain:
         """Pages of blocks [first, last), by block then layer group; pages that left the window are skipped."""
         slot = self._storage.pages.slot
         return tuple(
-            PageLocation(BlockOrdinal(block), LayerGroupId(group), SlotId(slot[pages[block]]))
+            PageLocation(BlockOrdinal(block), group, SlotId(slot[pages[block]]))
             for block in range(first, last)
-            for group, pages in enumerate(self.pages)
+            for group, pages in zip(self._groups, self.pages, strict=True)
             if pages[block] != NONE
         )
 
@@ -169,8 +187,8 @@ class CacheChain:
         self.num_blocks = num_blocks
 
     def _write_tables(self, first: int) -> None:
-        for group, pages in enumerate(self.pages):
-            self._tables.write(group, first, pages[first:])
+        for place, pages in enumerate(self.pages):
+            self._tables.write(place, first, pages[first:])
 
     def _set_status(self, status: CacheStatus) -> None:
         self._journal.push((self._put_status, (self.status,)))
@@ -194,8 +212,11 @@ class CacheChain:
     def _put_num_blocks(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 
+    def _put_draft_lag(self, draft_lag: int) -> None:
+        self.draft_lag = draft_lag
+
     def _put_reserved(self, num_tokens: int) -> None:
         self.reserved_tokens = num_tokens
 
-    def _trim(self, group: int, count: int) -> None:
-        del self.pages[group][count:]
+    def _trim(self, place: int, count: int) -> None:
+        del self.pages[place][count:]

@@ -31,12 +31,17 @@ class CacheRequest(Protocol):
 
     @property
     def adapter_id(self) -> AdapterId | None:
-        """The LoRA adapter it runs with."""
+        """The LoRA adapter it runs with; its pages are held while the cache is active."""
         ...
 
     @property
     def num_draft_tokens(self) -> int:
         """Draft positions wanted in the next generation step."""
+        ...
+
+    @property
+    def encoder_token_ids(self) -> Sequence[int]:
+        """What the encoder reads, as ids that stand for it; empty for a request without one. Never changes."""
         ...
 
     @property

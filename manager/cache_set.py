@@ -1,234 +1,181 @@
-"""`RequestCaches`: the caches of all requests of one worker, with their index slots.
+"""`CacheSet`: the primary, draft and cross caches of a request as one thing (M4).
 
-Opens, grows, reverts and closes caches as whole requests. Knows no transaction kinds and no refusals'
-wording; capacity questions are answered before anything changes.
+    primary   |------ blocks of the request's tokens -----------|   one chain: a page of every layer group
+    draft     |------ the same blocks, at most one token behind |   of the model and of its draft per block
+    cross     |-- the encoder's output --|                          a chain of its own: whole, or absent
+
+Draft layers are further layer groups of the primary's chain: reuse depth, cursor, growth, suspension and revert are one
+by construction. The cross chain changes state only here, together with the other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from configs import KVCacheConfig
-from manager.cache_request import CacheRequest
-from manager.digests import DigestMemo
-from manager.errors import LogicError
-from manager.geometry import CacheGeometry
-from manager.ids import RequestId
+from manager.cache_chain import CacheStatus
+from manager.ids import AdapterId, RequestId
 from manager.kv_cache import KVCache
 from manager.page import NONE
 from manager.storage.journal import Journal
-from manager.storage.slots import SlotAllocator
-from manager.storage_manager import StorageManager
-from manager.transaction import Before
+
+PAD_TOKEN = -1
+"""Fills the last block of an encoder input, so that inputs of other lengths differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Pages that a growth needs and does not find."""
-
-    pool_group: int
-    needed: int
-    available: int
+def padded(token_ids: Sequence[int], tokens_per_block: int) -> list[int]:
+    """An encoder input as whole blocks."""
+    return [*token_ids, *[PAD_TOKEN] * (-len(token_ids) % tokens_per_block)]
 
 
-class RequestCaches:
-    """Caches by request.
+class CacheSet:
+    """All that a request has.
 
     Attributes:
-        by_request: every cache that exists.
-        index_slots: rows of the per-sequence tables.
+        request_id: whose it is.
+        primary: blocks of its tokens, draft layers included.
+        cross: blocks of its encoder input; None for a request without one.
+        encoder_token_ids: the padded encoder input.
+        adapter_id: adapter it runs with; pinned while it is active.
+        index_slot: row of the per-sequence tables; NONE while suspended.
+        members: the caches that exist, primary first.
     """
 
     __slots__ = (
-        "_digests",
-        "_full_groups_per_pool",
-        "_geometry",
         "_journal",
-        "_partial_reuse",
-        "_reuse",
-        "_storage",
-        "by_request",
-        "index_slots",
+        "adapter_id",
+        "cross",
+        "encoder_token_ids",
+        "index_slot",
+        "members",
+        "primary",
+        "request_id",
     )
 
     def __init__(
-        self, geometry: CacheGeometry, storage: StorageManager, journal: Journal, config: KVCacheConfig
+        self,
+        primary: KVCache,
+        cross: KVCache | None,
+        encoder_token_ids: Sequence[int],
+        adapter_id: AdapterId | None,
+        journal: Journal,
     ) -> None:
-        """No caches yet."""
-        self._geometry = geometry
-        self._storage = storage
+        """Without an index slot yet."""
         self._journal = journal
-        self._reuse = config.enable_block_reuse
-        self._partial_reuse = config.enable_partial_reuse
-        self._full_groups_per_pool = [
-            sum(geometry.layer_groups[group].window is None for group in pool.layer_group_ids)
-            for pool in geometry.pool_groups
-        ]
-        self._digests = DigestMemo(geometry.tokens_per_block)
-        self.by_request: dict[RequestId, KVCache] = {}
-        self.index_slots = SlotAllocator(config.max_sequences, journal)
-
-    def get(self, request_id: RequestId) -> KVCache:
-        """The request's cache.
-
-        Raises:
-            LogicError: it has none.
-        """
-        cache = self.by_request.get(request_id)
-        if cache is None:
-            msg = f"{request_id} has no cache"
-            raise LogicError(msg)
-        return cache
-
-    def active(self, request: CacheRequest) -> KVCache:
-        """The request's cache.
-
-        Raises:
-            LogicError: it has none, or it is suspended.
-        """
-        cache = self.get(request.request_id)
-        if cache.is_suspended:
-            msg = f"{request.request_id} is suspended"
-            raise LogicError(msg)
-        return cache
-
-    def reservation(self, request_id: RequestId) -> KVCache:
-        """The request's cache.
-
-        Raises:
-            LogicError: it has none, or does not wait for a transfer.
-        """
-        cache = self.get(request_id)
-        if not cache.is_reservation:
-            msg = f"{request_id} is no reservation"
-            raise LogicError(msg)
-        return cache
-
-    def open(self, request: CacheRequest, limit: int, *, partial: bool) -> tuple[KVCache, list[int]]:
-        """Make a cache: an index slot, and the longest cached prefix of the first `limit` tokens.
-
-        `partial` allows it to end within a block, which is copied then.
-
-        Returns:
-            The cache, and per pool group the pages that this takes from what is available.
-        """
-        digests = self._digests.of(request, limit)
-        cache = KVCache(request.request_id, digests, self._geometry, self._storage, self._journal)
-        cache.priority = request.priority
-        cache.index_slot = self.index_slots.take(1)[0]
-        partial = partial and self._partial_reuse
-        costs = cache.claim_prefix(request.token_ids, limit if self._reuse else 0, partial=partial and self._reuse)
-        self.by_request[request.request_id] = cache
-        self._journal.push((self._remove, (request.request_id,)))
-        return cache, costs
-
-    def has_room(self, costs: Sequence[int]) -> bool:
-        """Whether so many device pages per pool group are available."""
-        available = self._storage.available
-        for pool, count in enumerate(costs):  # noqa: SIM110 - a generator costs more than the loop
-            if count > available(pool):
-                return False
-        return True
-
-    def shortage(self, cache: KVCache, num_blocks: int) -> Shortage | None:
-        """Whether bringing the cache to the device and `num_blocks` more would not fit, and where."""
-        needed = self._needed(cache, num_blocks)
-        for pool, count in enumerate(needed):
-            available = self._storage.available(pool)
-            if count > available:
-                return Shortage(pool, count, available)
-        return None
-
-    def never_fits(self, cache: KVCache, num_blocks: int) -> Shortage | None:
-        """Whether the layers that keep every block would need more than the whole device for `num_blocks` more."""
-        total = cache.num_blocks + num_blocks
-        for pool, groups in enumerate(self._full_groups_per_pool):
-            slots = self._storage.slots[pool].num_slots
-            if total * groups > slots:
-                return Shortage(pool, total * groups, slots)
-        return None
-
-    def _needed(self, cache: KVCache, num_blocks: int) -> list[int]:
-        growth = cache.growth_per_pool(num_blocks)
-        return [a + b for a, b in zip(growth, cache.pages_below(), strict=True)] if cache.is_suspended else growth
-
-    def over_watermark(self, cache: KVCache, num_blocks: int, watermark: float) -> Shortage | None:
-        """Whether resuming would leave more of the device in use than `watermark`; never while nothing runs."""
-        if not cache.is_suspended or all(other.is_suspended for other in self.by_request.values()):
-            return None
-        for pool, needed in enumerate(self._needed(cache, num_blocks)):
-            slots = self._storage.slots[pool].num_slots
-            allowed = int(slots * watermark) - (slots - self._storage.available(pool))
-            if needed > allowed:
-                return Shortage(pool, needed, max(0, allowed))
-        return None
-
-    def having(self, pages: Sequence[int]) -> list[KVCache]:
-        """Caches with at least one of these pages; slow."""
-        wanted = set(pages)
-        return [cache for cache in self.by_request.values() if any(wanted & set(group) for group in cache.pages)]
-
-    def no_room_below(self, cache: KVCache) -> Shortage | None:
-        """Whether the lower tiers cannot take what a suspension moves, and where."""
-        needed = [0] * self._storage.num_pool_groups
-        for group, pages in enumerate(cache.pages):
-            kept = [page for page in pages[: cache.num_history_blocks] if page != NONE]
-            needed[self._storage.pool_group_of[group]] += self._storage.num_to_move(kept)
-        for pool, pages_needed in enumerate(needed):
-            room = self._storage.moves.lower_room(pool)
-            if pages_needed > room or not self._storage.has_lower_tiers:
-                return Shortage(pool, pages_needed, room)
-        return None
-
-    def suspend(self, cache: KVCache) -> list[int]:
-        """Suspend a cache that `no_room_below` had nothing against; returns the pages moved down."""
-        moved = cache.suspend()
-        self.index_slots.give((cache.index_slot,))
-        self._set_index_slot(cache, NONE)
-        return moved
-
-    def resume(self, cache: KVCache) -> list[int]:
-        """Resume a cache that `shortage` had nothing against; returns device slots taken per pool group."""
-        self._set_index_slot(cache, self.index_slots.take(1)[0])
-        return cache.resume()
-
-    def close(self, cache: KVCache) -> None:
-        """Release everything; committed blocks stay cached."""
-        cache.release()
-        self._forget(cache)
-        self._digests.keep(cache.request_id)
-
-    def revert(self, cache: KVCache, before: Before) -> None:
-        """Take the cache back to what it was before this plan."""
-        renamed = cache.ungrow(before.num_blocks)
-        if before.is_new:
-            renamed += cache.unclaim()
-            self._forget(cache)
-        elif before.is_resumed:
-            renamed += cache.unresume()
-            self.index_slots.give((cache.index_slot,))
-            self._set_index_slot(cache, NONE)
-        for page in renamed:
-            for other in self.by_request.values():
-                other.rename(page)
+        self.request_id: RequestId = primary.request_id
+        self.primary = primary
+        self.cross = cross
+        self.encoder_token_ids = encoder_token_ids
+        self.adapter_id = adapter_id
+        self.index_slot = NONE
+        self.members: tuple[KVCache, ...] = (primary,) if cross is None else (primary, cross)
 
     @property
-    def num_reserved_pages(self) -> int:
-        """New pages of caches that wait for a transfer."""
-        waiting = (cache for cache in self.by_request.values() if cache.is_reservation)
-        return sum(page != NONE for cache in waiting for pages in cache.pages for page in pages[cache.num_claimed :])
+    def status(self) -> CacheStatus:
+        """Of every member: they change together."""
+        return self.primary.status
 
-    def _forget(self, cache: KVCache) -> None:
-        del self.by_request[cache.request_id]
-        self._journal.push((self.by_request.__setitem__, (cache.request_id, cache)))
-        if cache.index_slot != NONE:
-            self.index_slots.give((cache.index_slot,))
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it cannot run before a resume."""
+        return self.primary.status is CacheStatus.SUSPENDED
 
-    def _set_index_slot(self, cache: KVCache, index_slot: int) -> None:
-        self._journal.push((self._put_index_slot, (cache, cache.index_slot)))
-        cache.index_slot = index_slot
+    @property
+    def is_reservation(self) -> bool:
+        """Whether it waits for a transfer."""
+        return self.primary.reserved_tokens > 0
 
-    def _put_index_slot(self, cache: KVCache, index_slot: int) -> None:
-        cache.index_slot = index_slot
+    @property
+    def num_cross_blocks(self) -> int:
+        """Blocks of the encoder input that have a place."""
+        return 0 if self.cross is None else self.cross.num_blocks
 
-    def _remove(self, request_id: RequestId) -> None:
-        del self.by_request[request_id]
+    @property
+    def missing_cross_blocks(self) -> int:
+        """Blocks of the encoder input that have no place yet: all or none."""
+        if self.cross is None:
+            return 0
+        return self.cross.blocks_of(len(self.encoder_token_ids)) - self.cross.num_blocks
+
+    @property
+    def needs_encoder(self) -> bool:
+        """Whether the encoder's output is still to be computed."""
+        return self.cross is not None and self.cross.history < len(self.encoder_token_ids)
+
+    def growth_per_pool(self, num_blocks: int, num_cross_blocks: int) -> list[int]:
+        """Pages per pool group that `grow` would take."""
+        costs = self.primary.growth_per_pool(num_blocks)
+        if self.cross is not None and num_cross_blocks:
+            costs = [a + b for a, b in zip(costs, self.cross.growth_per_pool(num_cross_blocks), strict=True)]
+        return costs
+
+    def grow(self, num_blocks: int, num_cross_blocks: int) -> None:
+        """Add places. The caller has checked that they are available."""
+        if num_blocks:
+            self.primary.grow(num_blocks)
+        if self.cross is not None and num_cross_blocks:
+            self.cross.grow(num_cross_blocks)
+
+    def ungrow(self, num_blocks: int, num_cross_blocks: int) -> list[int]:
+        """Undo growth of this plan; returns renamed pages (`StorageManager.untake`)."""
+        renamed = [] if self.cross is None else self.cross.ungrow(num_cross_blocks)
+        return renamed + self.primary.ungrow(num_blocks)
+
+    def unclaim(self) -> list[int]:
+        """Undo the claims of a set made in this plan; returns renamed pages."""
+        return [page for member in reversed(self.members) for page in member.unclaim()]
+
+    def suspend(self) -> list[int]:
+        """Suspend every member; returns the pages moved down."""
+        return [page for member in self.members for page in member.suspend()]
+
+    def resume(self) -> list[int]:
+        """Bring every member to the device; returns device slots taken per pool group."""
+        costs = [member.resume() for member in self.members]
+        return [sum(parts) for parts in zip(*costs, strict=True)]
+
+    def unresume(self) -> list[int]:
+        """Undo `resume` in the same plan; returns renamed pages."""
+        return [page for member in reversed(self.members) for page in member.unresume()]
+
+    def pages_below(self) -> list[int]:
+        """Pages per pool group that a resume would bring to the device."""
+        return [sum(parts) for parts in zip(*[member.pages_below() for member in self.members], strict=True)]
+
+    def reserve(self, num_tokens: int) -> None:
+        """The first `num_tokens` positions, and the encoder's output, come by a transfer."""
+        self.primary.reserve(num_tokens)
+        if self.cross is not None:
+            self.cross.reserve(len(self.encoder_token_ids))
+
+    def activate(self, token_ids: Sequence[int], *, reuse: bool) -> None:
+        """What was reserved is there."""
+        num_tokens = self.primary.reserved_tokens
+        for member in self.members:
+            member.reserve(0)
+        self.primary.advance(token_ids, num_tokens, reuse=reuse)
+        self.complete_encoder(reuse=reuse)
+
+    def complete_encoder(self, *, reuse: bool) -> None:
+        """The encoder's output is in its pages."""
+        if self.cross is not None and self.needs_encoder:
+            self.cross.advance(self.encoder_token_ids, len(self.encoder_token_ids), reuse=reuse)
+
+    def release(self) -> None:
+        """Let every page go."""
+        for member in self.members:
+            member.release()
+
+    def member_of(self, group: int) -> KVCache | None:
+        """The chain that keeps a layer group; None where the request has none."""
+        return next((member for member in self.members if member.has_group(group)), None)
+
+    def rename(self, page: int) -> None:
+        """`page` has another slot now: correct the tables if it is ours."""
+        for member in self.members:
+            member.rename(page)
+
+    def set_index_slot(self, index_slot: int) -> None:
+        """Take or lose a row."""
+        self._journal.push((self._put_index_slot, (self.index_slot,)))
+        self.index_slot = index_slot
+
+    def _put_index_slot(self, index_slot: int) -> None:
+        self.index_slot = index_slot

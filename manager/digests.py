@@ -29,6 +29,14 @@ def block_digest(parent: int, packed: bytes) -> int:
     return hash((parent, packed)) & _MASK
 
 
+def _scope_of(request: CacheRequest) -> ReuseScope:
+    """Keys and values depend on the adapter and on the encoder's input, too, whatever scope the request asks for."""
+    if request.adapter_id is None and not request.encoder_token_ids:
+        return request.reuse_scope
+    encoder = hash(tuple(request.encoder_token_ids)) if request.encoder_token_ids else 0
+    return ReuseScope(f"{request.adapter_id or ''} {encoder} {request.reuse_scope}")
+
+
 class BlockDigests:
     """Digests of the full blocks of one request, as far as they were needed.
 
@@ -100,7 +108,7 @@ class DigestMemo:
         memo = self._by_request.get(request.request_id)
         if memo is not None and memo[0] is request.token_ids:
             return memo[1]
-        digests = BlockDigests(request.reuse_scope, self._tokens_per_block)
+        digests = BlockDigests(_scope_of(request), self._tokens_per_block)
         if limit >= self._tokens_per_block:
             digests.extend(request.token_ids, 1)
             digests.known = self._by_first.get(digests.chain[0])

@@ -4,6 +4,7 @@ Frozen and pure. Sizes that cannot work are refused here, with the arithmetic in
 
     layer group   layers of one life cycle (full attention, or one window) and one shape: one page per block
     pool group    layer groups with pages of one size: they share slots
+    chain         layer groups that keep the same positions of a request: primary and draft in one, cross in the other
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from configs import KVCacheConfig, ModelConfig
 from manager.errors import CacheConfigError
-from manager.ids import LayerGroupId, LayerId, PoolGroupId, TierLevel
+from manager.ids import CacheMember, LayerGroupId, LayerId, PoolGroupId, TierLevel
 
 _LEVELS = {"device": TierLevel.DEVICE, "host": TierLevel.HOST, "disk": TierLevel.DISK}
 
@@ -27,6 +28,7 @@ class LayerSpec:
         window: positions that a query sees, itself included; None for all.
         num_sink_tokens: first positions that a windowed query sees as well.
         extra_bytes_per_block: a further buffer of this layer, at the page's end.
+        member: whose layer it is; layers of the draft model have ids of their own.
     """
 
     layer_id: LayerId
@@ -35,6 +37,7 @@ class LayerSpec:
     window: int | None = None
     num_sink_tokens: int = 0
     extra_bytes_per_block: int = 0
+    member: CacheMember = CacheMember.PRIMARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class LayerGroup:
     window: int | None
     num_sink_tokens: int
     page_bytes: int
+    member: CacheMember = CacheMember.PRIMARY
 
     @property
     def num_layers(self) -> int:
@@ -90,16 +94,49 @@ class PoolGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainLayout:
+    """Layer groups that keep the same positions: one page each per block.
+
+    Attributes:
+        groups: their ids, without a gap.
+        groups_per_pool: per pool group, how many of them are in it.
+        full_groups_per_pool: of those, how many keep every block.
+        has_windows: whether any of them forgets.
+    """
+
+    groups: tuple[LayerGroupId, ...]
+    groups_per_pool: tuple[int, ...]
+    full_groups_per_pool: tuple[int, ...]
+    has_windows: bool
+
+    @classmethod
+    def of(cls, groups: Sequence[LayerGroup], num_pool_groups: int) -> "ChainLayout":
+        """Count them."""
+        pools = [group.pool_group_id for group in groups]
+        full = [group.pool_group_id for group in groups if group.window is None]
+        return cls(
+            groups=tuple(group.layer_group_id for group in groups),
+            groups_per_pool=tuple(pools.count(PoolGroupId(pool)) for pool in range(num_pool_groups)),
+            full_groups_per_pool=tuple(full.count(PoolGroupId(pool)) for pool in range(num_pool_groups)),
+            has_windows=len(full) < len(pools),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CacheGeometry:
     """Everything about sizes.
 
     Attributes:
         tokens_per_block: positions of a block.
         bytes_per_element: of K and V.
-        layer_groups: by id.
+        layer_groups: by id; those of the encoder's output last.
         pool_groups: by id.
         tiers: configured levels, fastest first.
         max_request_tokens: longest request whose pages all fit on the device at once.
+        max_encoder_tokens: longest encoder input; 0 without layers for it.
+        draft_padding_tokens: positions that a drafting step may write beyond its drafts.
+        chain: layer groups of the primary and the draft.
+        cross: layer groups of the encoder's output; None without.
     """
 
     tokens_per_block: int
@@ -108,6 +145,10 @@ class CacheGeometry:
     pool_groups: tuple[PoolGroup, ...]
     tiers: tuple[TierLevel, ...]
     max_request_tokens: int
+    max_encoder_tokens: int
+    draft_padding_tokens: int
+    chain: ChainLayout
+    cross: ChainLayout | None
 
     @classmethod
     def from_model(cls, model: ModelConfig, cache: KVCacheConfig, bytes_per_element: int) -> "CacheGeometry":
@@ -123,16 +164,31 @@ class CacheGeometry:
 
     @classmethod
     def from_layers(
-        cls, layers: Sequence[LayerSpec], cache: KVCacheConfig, bytes_per_element: int, *, max_position: int = 1 << 30
+        cls,
+        layers: Sequence[LayerSpec],
+        cache: KVCacheConfig,
+        bytes_per_element: int,
+        *,
+        max_position: int = 1 << 30,
+        max_encoder_tokens: int = 0,
+        draft_padding_tokens: int = 0,
     ) -> "CacheGeometry":
-        """Group any mixture of layers.
+        """Group any mixture of layers, of the model, its draft and its cross-attention.
 
         Raises:
             CacheConfigError: no size can work with these quotas; names the numbers.
         """
         groups = _layer_groups(layers, cache.tokens_per_block, bytes_per_element)
-        pools = _pool_groups(groups, cache)
-        fitting = min(_max_tokens(pool, groups, cache.tokens_per_block) for pool in pools)
+        cross = [group for group in groups if group.member is CacheMember.CROSS]
+        if bool(cross) != (max_encoder_tokens > 0) or len(cross) == len(groups):
+            msg = (
+                f"{len(cross)} of {len(groups)} layer groups keep encoder output, "
+                f"max_encoder_tokens={max_encoder_tokens}"
+            )
+            raise CacheConfigError(msg)
+        need = _RequestNeed(cache.tokens_per_block, max_encoder_tokens)
+        pools = _pool_groups(groups, cache, need)
+        fitting = min(need.max_tokens(pool, groups) for pool in pools)
         return cls(
             tokens_per_block=cache.tokens_per_block,
             bytes_per_element=bytes_per_element,
@@ -140,6 +196,10 @@ class CacheGeometry:
             pool_groups=pools,
             tiers=tuple(_LEVELS[tier.tier] for tier in cache.tiers),
             max_request_tokens=min(fitting, max_position),
+            max_encoder_tokens=max_encoder_tokens,
+            draft_padding_tokens=draft_padding_tokens,
+            chain=ChainLayout.of(groups[: len(groups) - len(cross)], len(pools)),
+            cross=ChainLayout.of(cross, len(pools)) if cross else None,
         )
 
     @property
@@ -158,19 +218,29 @@ class CacheGeometry:
         return self.pool_groups[pool_group].num_slots[self.tiers.index(tier)]
 
 
+def _refuse_layer(layer: LayerSpec, tokens_per_block: int) -> None:
+    if layer.window is None:
+        return
+    if layer.member is CacheMember.CROSS:
+        msg = f"layer {layer.layer_id} keeps encoder output, which is seen whole: window={layer.window}"
+        raise CacheConfigError(msg)
+    if layer.window < tokens_per_block:
+        msg = (
+            f"layer {layer.layer_id}: window={layer.window} is smaller than tokens_per_block={tokens_per_block}: "
+            "a page would leave the window before its block is full"
+        )
+        raise CacheConfigError(msg)
+
+
 def _layer_groups(layers: Sequence[LayerSpec], tokens_per_block: int, element: int) -> tuple[LayerGroup, ...]:
     if not layers:
         msg = "a cache needs at least one layer"
         raise CacheConfigError(msg)
-    kinds: dict[tuple[int | None, int, int, int, int], list[LayerSpec]] = {}
-    for layer in layers:
-        if layer.window is not None and layer.window < tokens_per_block:
-            msg = (
-                f"layer {layer.layer_id}: window={layer.window} is smaller than tokens_per_block={tokens_per_block}: "
-                "a page would leave the window before its block is full"
-            )
-            raise CacheConfigError(msg)
+    kinds: dict[tuple[CacheMember, int | None, int, int, int, int], list[LayerSpec]] = {}
+    for layer in sorted(layers, key=lambda layer: layer.member is CacheMember.CROSS):
+        _refuse_layer(layer, tokens_per_block)
         kind = (
+            layer.member,
             layer.window,
             layer.num_sink_tokens,
             layer.num_kv_heads,
@@ -180,7 +250,7 @@ def _layer_groups(layers: Sequence[LayerSpec], tokens_per_block: int, element: i
         kinds.setdefault(kind, []).append(layer)
     sizes: list[int] = []
     groups = []
-    for number, ((window, sinks, heads, dim, extra), members) in enumerate(kinds.items()):
+    for number, ((member, window, sinks, heads, dim, extra), members) in enumerate(kinds.items()):
         size = len(members) * (2 * heads * tokens_per_block * dim * element + extra)
         if size not in sizes:
             sizes.append(size)
@@ -194,29 +264,70 @@ def _layer_groups(layers: Sequence[LayerSpec], tokens_per_block: int, element: i
                 window=window,
                 num_sink_tokens=sinks,
                 page_bytes=size,
+                member=member,
             )
         )
     return tuple(groups)
 
 
-def _resident_blocks(group: LayerGroup, num_tokens: int, tokens_per_block: int) -> int:
-    """Most blocks that one request of `num_tokens` keeps on the device in one group, decoding token by token.
+@dataclass(frozen=True, slots=True)
+class _RequestNeed:
+    """Pages that one request keeps on the device."""
 
-    A window that is not aligned to blocks touches one block more at either end.
-    """
-    blocks = -(-num_tokens // tokens_per_block)
-    if group.window is None:
-        return blocks
-    sinks = -(-group.num_sink_tokens // tokens_per_block)
-    return min(blocks, -(-(group.window - 1) // tokens_per_block) + 1 + sinks)
+    tokens_per_block: int
+    max_encoder_tokens: int
+
+    def resident_blocks(self, group: LayerGroup, num_tokens: int) -> int:
+        """Most blocks of one group for a request of `num_tokens`, decoding token by token.
+
+        A window that is not aligned to blocks touches one block more at either end.
+        """
+        if group.member is CacheMember.CROSS:
+            return -(-self.max_encoder_tokens // self.tokens_per_block)
+        blocks = -(-num_tokens // self.tokens_per_block)
+        if group.window is None:
+            return blocks
+        sinks = -(-group.num_sink_tokens // self.tokens_per_block)
+        return min(blocks, -(-(group.window - 1) // self.tokens_per_block) + 1 + sinks)
+
+    def byte_shares(self, members: Mapping[PoolGroupId, Sequence[LayerGroup]]) -> dict[PoolGroupId, float]:
+        """Split a tier's bytes by what a typical request (four of the longest window) keeps in each pool group."""
+        windows = [group.window for inside in members.values() for group in inside if group.window is not None]
+        typical = max(4 * max(windows, default=self.tokens_per_block), self.max_encoder_tokens)
+        weights = {
+            pool: sum(self.resident_blocks(group, typical) * group.page_bytes for group in inside)
+            for pool, inside in members.items()
+        }
+        whole = sum(weights.values())
+        return {pool: weight / whole for pool, weight in weights.items()}
+
+    def max_tokens(self, pool: PoolGroup, groups: Sequence[LayerGroup]) -> int:
+        """Longest request whose pages fit into the pool group's device slots.
+
+        Raises:
+            CacheConfigError: not even one block fits.
+        """
+        inside = [groups[number] for number in pool.layer_group_ids]
+        bounded = [group for group in inside if group.window is not None or group.member is CacheMember.CROSS]
+        fixed = sum(self.resident_blocks(group, 1 << 30) for group in bounded)
+        left = pool.num_slots[0] - fixed
+        growing = len(inside) - len(bounded)
+        if left < growing:
+            fixed_parts = "encoder output and windows" if self.max_encoder_tokens else "windows"
+            msg = (
+                f"pool group {pool.pool_group_id}: {pool.num_slots[0]} device slots, but the {fixed_parts} of one "
+                f"request alone keep {fixed} pages, and its first block takes {growing} more"
+            )
+            raise CacheConfigError(msg)
+        return left // growing * self.tokens_per_block if growing else 1 << 30
 
 
-def _pool_groups(groups: Sequence[LayerGroup], cache: KVCacheConfig) -> tuple[PoolGroup, ...]:
+def _pool_groups(groups: Sequence[LayerGroup], cache: KVCacheConfig, need: _RequestNeed) -> tuple[PoolGroup, ...]:
     """Every pool group gets its least number of device slots first; the rest of the bytes is split by need."""
     members: dict[PoolGroupId, list[LayerGroup]] = {}
     for group in groups:
         members.setdefault(group.pool_group_id, []).append(group)
-    shares = _byte_shares(members, cache.tokens_per_block)
+    shares = need.byte_shares(members)
     least = {pool: cache.max_sequences * len(inside) for pool, inside in members.items()}
     quota = cache.tiers[0].quota_bytes
     rest = quota - sum(least[pool] * inside[0].page_bytes for pool, inside in members.items())
@@ -234,33 +345,3 @@ def _pool_groups(groups: Sequence[LayerGroup], cache: KVCacheConfig) -> tuple[Po
         lower = (int(tier.quota_bytes * shares[pool]) // size for tier in cache.tiers[1:])
         pools.append(PoolGroup(pool, ids, size, (device, *lower)))
     return tuple(pools)
-
-
-def _byte_shares(
-    members: Mapping[PoolGroupId, Sequence[LayerGroup]], tokens_per_block: int
-) -> dict[PoolGroupId, float]:
-    """Split a tier's bytes by what a typical request (four of the longest window) keeps in each pool group."""
-    windows = [group.window for inside in members.values() for group in inside if group.window is not None]
-    typical = 4 * max(windows, default=tokens_per_block)
-    weights = {
-        pool: sum(_resident_blocks(group, typical, tokens_per_block) * group.page_bytes for group in inside)
-        for pool, inside in members.items()
-    }
-    whole = sum(weights.values())
-    return {pool: weight / whole for pool, weight in weights.items()}
-
-
-def _max_tokens(pool: PoolGroup, groups: Sequence[LayerGroup], tokens_per_block: int) -> int:
-    """Longest request whose pages fit into the pool group's device slots."""
-    inside = [groups[number] for number in pool.layer_group_ids]
-    windowed = [group for group in inside if group.window is not None]
-    fixed = sum(_resident_blocks(group, 1 << 30, tokens_per_block) for group in windowed)
-    left = pool.num_slots[0] - fixed
-    full = len(inside) - len(windowed)
-    if left < full:
-        msg = (
-            f"pool group {pool.pool_group_id}: {pool.num_slots[0]} device slots, but the windows of one request alone "
-            f"keep {fixed} pages"
-        )
-        raise CacheConfigError(msg)
-    return left // full * tokens_per_block if full else 1 << 30

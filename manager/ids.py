@@ -27,6 +27,16 @@ Epoch = NewType("Epoch", int)
 WorkerName = NewType("WorkerName", str)
 
 
+class CacheMember(StrEnum):
+    """Whose keys and values a layer keeps (M4)."""
+
+    PRIMARY = "primary"
+    DRAFT = "draft"
+    """Of the draft model: the same tokens, the same blocks, the same cursor as the primary's."""
+    CROSS = "cross"
+    """Of the encoder's output: a key and a length of its own; whole or absent."""
+
+
 class TierLevel(IntEnum):
     """Where a page lives, fastest first."""
 

@@ -21,9 +21,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from manager.adapters import AdapterLoad
 from manager.cache_request import CacheRequest
 from manager.grants import Grant, Refusal
-from manager.ids import IndexSlot, LayerGroupId, LeaseId, PoolGroupId, RequestId, Tier
+from manager.ids import AdapterId, IndexSlot, LayerGroupId, LeaseId, PoolGroupId, RequestId, Tier
 from manager.page_location import PageLease, PageLocation
 
 
@@ -130,21 +131,29 @@ class KVCacheManager(Protocol):
 
         For a request without a cache: creates it, with history = capacity = claimed tokens (at most
         len(token_ids) - 1: the last known token is always computed, since its logits are needed).
-        For a suspended cache: resumes it. For an active cache: an empty grant. Never grows (that is
-        `resize_context`). Claimed pages are pinned until release.
+        Encoder output is claimed whole or not at all; the adapter is pinned, OUT_OF_ADAPTER_PAGES where that
+        cannot be. For a suspended cache: resumes it, its adapter included. For an active cache: an empty grant.
+        Never grows (that is `resize_context`). Claimed pages are pinned until release.
         """
         ...
 
     def resize_context(self, request: CacheRequest, num_tokens: int) -> Grant | Refusal:
-        """Grow capacity to history_length + num_tokens, page-rounded. Never shrinks."""
+        """Grow capacity to history_length + num_tokens, page-rounded. Never shrinks.
+
+        Where the request has an encoder input whose output has no place yet, that gets all of it; both or neither.
+        """
         ...
 
     def try_allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
-        """Resume when suspended, and grow capacity to len(token_ids) + num_draft_tokens."""
+        """Resume when suspended, and grow capacity to len(token_ids) + num_draft_tokens.
+
+        With drafts, the drafter's padding (`CacheGeometry.draft_padding_tokens`) is added (V19). Draft layers
+        grow with the primary's: they are layer groups of the same chain.
+        """
         ...
 
     def suspend_request(self, request: CacheRequest) -> Grant | Refusal:
-        """ACTIVE -> SUSPENDED: pages go to lower tiers, index slot and adapter are released.
+        """ACTIVE -> SUSPENDED, every member: pages go to lower tiers, index slot and adapter are released.
 
         The grant's `pages` name what the lower tiers now hold. Refused with LOWER_TIERS_FULL where no
         lower tier can take them; nothing changed then.
@@ -181,8 +190,10 @@ class KVCacheManager(Protocol):
 
     # -- complete ----------------------------------------------------------------------------------
 
-    def advance(self, request: CacheRequest, num_tokens: int) -> None:
-        """The step computed `num_tokens` more positions.
+    def advance(self, request: CacheRequest, num_tokens: int, draft_lag: int = 0) -> None:
+        """The step computed `num_tokens` more positions, and the encoder's output when that was missing.
+
+        `draft_lag` (0 or 1): the draft layers have not computed the last position; its block is not committed yet.
 
         History moves; full blocks are committed to the reuse tree under the token ids that
         `request.token_ids` has for them.
@@ -252,12 +263,30 @@ class KVCacheManager(Protocol):
     def block_table(self, request_id: RequestId, layer_group: LayerGroupId) -> npt.NDArray[np.int32]:
         """Device slot per block, [num_blocks] int32, a view of the cache's own buffer (no copy).
 
+        Of a layer group that keeps encoder output: per block of the encoder input; empty without one.
+
         Valid until the next transaction; -1 where a page left the window.
         """
         ...
 
+    def draft_lag(self, request_id: RequestId) -> int:
+        """Positions at the end of the history that the draft layers have not computed: 0 or 1."""
+        ...
+
+    def needs_encoder(self, request_id: RequestId) -> bool:
+        """Whether the next step has to compute the encoder's output: it was not found in the cache."""
+        ...
+
+    def adapter_pages(self, adapter_id: AdapterId) -> Sequence[int]:
+        """Pages of a resident adapter, in order. Raises LogicError when it is not resident."""
+        ...
+
+    def take_adapter_loads(self) -> Sequence[AdapterLoad]:
+        """Adapters that committed plans made resident since the last call; load them before the next step."""
+        ...
+
     def pages_to_fill(self, request_id: RequestId) -> Sequence[PageLocation]:
-        """The filling pages of a reservation: those that cover [history_length, prompt_length)."""
+        """The filling pages of a reservation: those that cover [history_length, prompt_length), and encoder output."""
         ...
 
     def stats(self) -> ManagerStats:

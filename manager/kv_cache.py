@@ -47,20 +47,28 @@ class KVCache(CacheChain):
             Per pool group, the pages that this takes from what is available.
         """
         size = self._geometry.tokens_per_block
-        match = find_prefix(self._storage, self._geometry, self.digests, token_ids, limit // size)
+        match = find_prefix(self._storage, self._geometry, self._layout, self.digests, token_ids, limit // size)
         costs = self._claim(match)
         if partial:
-            sources, agreed = find_partial(self._storage, self.digests, match.nodes, token_ids, limit)
+            sources, agreed = find_partial(self._storage, self._layout, self.digests, match.nodes, token_ids, limit)
             if agreed:
                 self._clone(sources, agreed, costs)
         return costs
+
+    def claim_whole(self, token_ids: Sequence[int]) -> list[int]:
+        """Find and lock all blocks of `token_ids`, or none; only for a new cache. Returns as `claim_prefix`."""
+        num_blocks = len(token_ids) // self._geometry.tokens_per_block
+        match = find_prefix(self._storage, self._geometry, self._layout, self.digests, token_ids, num_blocks)
+        if len(match.nodes) < num_blocks:
+            match.shorten(0)
+        return self._claim(match)
 
     def _claim(self, match: PrefixMatch) -> list[int]:
         costs, nodes = [0] * self._storage.num_pool_groups, match.nodes
         if not nodes:
             return costs
         history = len(nodes) * self._geometry.tokens_per_block
-        for group, claimed in enumerate(match.pages):
+        for group, claimed in zip(self._groups, match.pages, strict=True):
             if self._has_windows:
                 stale = self._stale(group, history)
                 claimed[stale.start : stale.stop] = [NONE] * len(stale)
@@ -68,7 +76,7 @@ class KVCache(CacheChain):
         self.pages = match.pages
         if self._storage.has_lower_tiers:
             # Only now, with all of them locked: a promotion may evict.
-            for group, pages in enumerate(self.pages):
+            for group, pages in zip(self._groups, self.pages, strict=True):
                 self._storage.bring_up(group, _present(pages))
         self._set_lengths(history, len(nodes), nodes[-1])
         self._set_num_blocks(len(nodes))
@@ -77,11 +85,11 @@ class KVCache(CacheChain):
         return costs
 
     def _clone(self, sources: Sequence[int], num_tokens: int, costs: list[int]) -> None:
-        for group, source in enumerate(sources):
+        for group, source in zip(self._groups, sources, strict=True):
             costs[self._storage.pool_group_of[group]] += self._storage.clone_cost(source)
             self._storage.moves.pin(source)
-        for group, source in enumerate(sources):
-            self.pages[group].append(self._storage.clone(group, source))
+        for pages, group, source in zip(self.pages, self._groups, sources, strict=True):
+            pages.append(self._storage.clone(group, source))
         self._set_lengths(self.history + num_tokens, self.num_committed, self._leaf)
         self._set_num_blocks(self.num_blocks + 1)
         self._write_tables(self.num_claimed)
@@ -89,7 +97,7 @@ class KVCache(CacheChain):
     def growth_per_pool(self, num_blocks: int) -> list[int]:
         """Per pool group, the pages that `grow` would take: none for blocks that a transfer will not fill."""
         if not self._has_windows or not self.reserved_tokens:
-            return [num_blocks * groups for groups in self._storage.groups_per_pool]
+            return [num_blocks * groups for groups in self._layout.groups_per_pool]
         span = range(self.num_blocks, self.num_blocks + num_blocks)
         costs = [0] * self._storage.num_pool_groups
         for group in self._groups:
@@ -101,21 +109,22 @@ class KVCache(CacheChain):
         """Add private blocks. The caller has checked that they are available."""
         first = self.num_blocks
         span = range(first, first + num_blocks)
-        for group, pages in enumerate(self.pages):
+        for place, pages in enumerate(self.pages):
+            group = self._groups[place]
             gone = _overlap(span, self._stale(group, self.reserved_tokens)) if self._has_windows else range(0)
             taken = self._storage.take(group, num_blocks - len(gone))
             if gone:
                 at = gone.start - first
                 taken = [*taken[:at], *[NONE] * len(gone), *taken[at:]]
             pages.extend(taken)
-            self._journal.push((self._trim, (group, first)))
-            self._tables.write(group, first, taken)
+            self._journal.push((self._trim, (place, first)))
+            self._tables.write(place, first, taken)
         self._set_num_blocks(first + num_blocks)
 
     def ungrow(self, num_blocks: int) -> list[int]:
         """Undo growth of this plan back to `num_blocks`; returns renamed pages (`StorageManager.untake`)."""
         renamed = []
-        for group, dropped in enumerate(self._cut(num_blocks)):
+        for group, dropped in zip(self._groups, self._cut(num_blocks), strict=True):
             if dropped:
                 renamed += self._storage.untake(group, _present(dropped))
         return renamed
@@ -123,7 +132,7 @@ class KVCache(CacheChain):
     def unclaim(self) -> list[int]:
         """Undo the claim of a cache made in this plan; returns renamed pages."""
         renamed = []
-        for group, pages in enumerate(self.pages):
+        for group, pages in zip(self._groups, self.pages, strict=True):
             renamed += self._storage.unclaim(group, _present(pages[: self.num_claimed]))
         return renamed
 
@@ -149,7 +158,7 @@ class KVCache(CacheChain):
     def resume(self) -> list[int]:
         """SUSPENDED -> ACTIVE: every page comes to the device; returns device slots taken per pool group."""
         costs = [0] * self._storage.num_pool_groups
-        for group, pages in enumerate(self.pages):
+        for group, pages in zip(self._groups, self.pages, strict=True):
             present = _present(pages)
             self._storage.unhold(present)
             costs[self._storage.pool_group_of[group]] += self._storage.bring_up(group, present)
@@ -161,7 +170,7 @@ class KVCache(CacheChain):
     def unresume(self) -> list[int]:
         """Undo `resume` in the same plan; returns renamed pages."""
         renamed = []
-        for group, pages in enumerate(self.pages):
+        for group, pages in zip(self._groups, self.pages, strict=True):
             present = _present(pages)
             self._storage.add_holds(present)
             renamed += self._storage.take_down(group, present)
@@ -171,20 +180,22 @@ class KVCache(CacheChain):
     def pages_below(self) -> list[int]:
         """Per pool group, pages that a resume would bring to the device."""
         costs = [0] * self._storage.num_pool_groups
-        for group, pages in enumerate(self.pages):
+        for group, pages in zip(self._groups, self.pages, strict=True):
             costs[self._storage.pool_group_of[group]] += self._storage.num_below(_present(pages))
         return costs
 
     def rename(self, page: int) -> None:
         """`page` has another slot now: correct the table if it is ours."""
-        group = self._storage.pages.group[page]
-        if not self.is_suspended and page in self.pages[group]:
-            self._tables.write_entry(group, self.pages[group].index(page), page)
+        place = self._storage.pages.group[page] - self._first_group
+        if not self.is_suspended and 0 <= place < len(self.pages) and page in self.pages[place]:
+            self._tables.write_entry(place, self.pages[place].index(page), page)
 
     # -- complete ----------------------------------------------------------------------------------
 
-    def advance(self, token_ids: Sequence[int], history: int, *, reuse: bool) -> None:
+    def advance(self, token_ids: Sequence[int], history: int, *, reuse: bool, draft_lag: int = 0) -> None:
         """History is `history` now; blocks that are full become committed when `reuse`.
+
+        The draft layers have all of it but the last `draft_lag` positions.
 
         Raises:
             LogicError: beyond capacity, beyond the known tokens, or backwards.
@@ -198,7 +209,9 @@ class KVCache(CacheChain):
             raise LogicError(msg)
         self._journal.push((self._put_history, (before,)))
         self.history = history
-        full = history // size
+        if draft_lag != self.draft_lag:
+            self._set_draft_lag(draft_lag)
+        full = (history - draft_lag) // size
         if reuse and full > self.num_committed:
             self.digests.extend(token_ids, full)
             self._commit(full)
@@ -217,12 +230,18 @@ class KVCache(CacheChain):
             kept = f"{self.num_committed} blocks are committed"
             msg = f"{self.request_id}: cannot rewind {num_tokens} of {self.history} positions: {kept}"
             raise LogicError(msg)
-        for group in self._groups:
+        for group, pages in zip(self._groups, self.pages, strict=True):
             stale = self._stale(group, history)
-            if any(page == NONE and block not in stale for block, page in enumerate(self.pages[group])):
+            if any(page == NONE and block not in stale for block, page in enumerate(pages)):
                 msg = f"{self.request_id}: a query at position {history} sees pages that have left the window"
                 raise LogicError(msg)
         self._set_lengths(history, self.num_committed, self._leaf)
+        if self.draft_lag:
+            self._set_draft_lag(max(0, self.draft_lag - num_tokens))
+
+    def _set_draft_lag(self, draft_lag: int) -> None:
+        self._journal.push((self._put_draft_lag, (self.draft_lag,)))
+        self.draft_lag = draft_lag
 
     def reserve(self, num_tokens: int) -> None:
         """Positions [history, num_tokens) wait for a transfer; 0 ends that."""
@@ -271,8 +290,8 @@ class KVCache(CacheChain):
             self._set_lengths(self.history, block, leaf)
 
     def _commit_new(self, nodes: list[int], first: int) -> None:
-        for group in self._groups:
-            pages = self.pages[group][first : first + len(nodes)]
+        for group, column in zip(self._groups, self.pages, strict=True):
+            pages = column[first : first + len(nodes)]
             if NONE in pages:
                 present = [place for place, page in enumerate(pages) if page != NONE]
                 self._storage.commit_pages(group, [nodes[at] for at in present], [pages[at] for at in present])
@@ -281,7 +300,7 @@ class KVCache(CacheChain):
 
     def _can_commit(self, group: int, node: int, block: int) -> bool:
         """Not where a lease needs our page and the tree's is in a lower tier: the block stays private until later."""
-        ours, present = self.pages[group][block], self._storage.tree.pages[group][node]
+        ours, present = self.pages[group - self._first_group][block], self._storage.tree.pages[group][node]
         return NONE in (ours, present) or self._storage.can_take_over(present, ours)
 
     def _commit_page(self, group: int, node: int, block: int) -> None:
@@ -290,7 +309,8 @@ class KVCache(CacheChain):
         One copy per content keeps parents locked as long as their children are, and costs no copy: by
         E1 both pages hold the same bits. Where the tree's is in a lower tier it takes over our slot.
         """
-        storage, pages = self._storage, self.pages[group]
+        storage, place = self._storage, group - self._first_group
+        pages = self.pages[place]
         ours, present = pages[block], storage.tree.pages[group][node]
         if ours == NONE:
             return
@@ -304,21 +324,21 @@ class KVCache(CacheChain):
             storage.release((ours,), self.priority)
         pages[block] = present
         self._journal.push((pages.__setitem__, (block, ours)))
-        self._tables.write_entry(group, block, present)
+        self._tables.write_entry(place, block, present)
 
     def _leave_window(self, history: int) -> None:
         """Release pages that no query from position `history` on can see."""
-        for group in self._groups:
+        for place, group in enumerate(self._groups):
             stale = self._stale(group, history)
-            first = max(stale.start, self._num_passed[group])
+            first = max(stale.start, self._num_passed[place])
             if first >= stale.stop:
                 continue
-            pages = self.pages[group]
+            pages = self.pages[place]
             gone = [block for block in range(first, stale.stop) if pages[block] != NONE]
             self._storage.release([pages[block] for block in reversed(gone)], self.priority)
             for block in gone:
                 self._journal.push((pages.__setitem__, (block, pages[block])))
                 pages[block] = NONE
-                self._tables.write_entry(group, block, NONE)
-            self._journal.push((self._num_passed.__setitem__, (group, self._num_passed[group])))
-            self._num_passed[group] = stale.stop
+                self._tables.write_entry(place, block, NONE)
+            self._journal.push((self._num_passed.__setitem__, (place, self._num_passed[place])))
+            self._num_passed[place] = stale.stop

@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from configs import KVCacheConfig
+from manager.adapters import AdapterLoad, AdapterPool, AdapterSizes
 from manager.audit import audit
 from manager.cache_chain import CacheStatus
 from manager.cache_request import CacheRequest
-from manager.cache_set import RequestCaches
+from manager.cache_set import CacheSet
 from manager.errors import LogicError
 from manager.geometry import CacheGeometry
 from manager.grants import Grant, Refusal
 from manager.ids import (
+    AdapterId,
     Epoch,
     IndexSlot,
     LayerGroupId,
@@ -35,6 +37,7 @@ from manager.page import NONE, PageState
 from manager.page_location import PageLease, PageLocation
 from manager.planning import Planner
 from manager.pools.base import CopyEngine
+from manager.request_caches import RequestCaches
 from manager.snapshot import ManagerParts, ManagerSnapshot, take_snapshot
 from manager.storage.copies import NoCopies
 from manager.storage.journal import Journal
@@ -61,18 +64,20 @@ class KVCacheManagerV2:
         config: KVCacheConfig,
         epoch: Epoch = Epoch(1),  # noqa: B008 - a NewType of int
         engine: CopyEngine | None = None,
+        adapters: AdapterSizes | None = None,
     ) -> None:
         """Every page is free. `engine` copies between the pools of all tiers; without it only the bookkeeping moves."""
         self.geometry = geometry
         self.epoch = epoch
         self.journal = Journal()
         self._config = config
+        self._adapters = AdapterPool(adapters or AdapterSizes(), self.journal)
         self._storage = StorageManager(geometry, self.journal)
-        self._caches = RequestCaches(geometry, self._storage, self.journal, config)
+        self._caches = RequestCaches(geometry, self._storage, self._adapters, self.journal, config)
         self._leases = LeaseTable(self.journal)
         self._quarantine = QuarantineTable(self.journal)
         self._engine = engine or NoCopies()
-        self.desk = TransactionDesk(self.journal, self._storage, self._engine)
+        self.desk = TransactionDesk(self.journal, self._storage, self._adapters, self._engine)
         self._planner = Planner(
             geometry, self._storage, self._caches, self.desk, self.journal, watermark=config.resume_watermark
         )
@@ -106,11 +111,11 @@ class KVCacheManagerV2:
         lost = [self._storage.lose(copy.target_store, copy.target_slot) for copy in failed]
         pages = [page for page in lost if page is not None]
         victims = self._caches.having(pages)
-        for cache in victims:
-            self._caches.close(cache)
+        for caches in victims:
+            self._caches.close(caches)
         self._storage.release(pages, 0)
         complete.commit()
-        return tuple(cache.request_id for cache in victims)
+        return tuple(caches.request_id for caches in victims)
 
     def close(self) -> None:
         """Stop copying; may be called twice."""
@@ -126,22 +131,26 @@ class KVCacheManagerV2:
     @_in_plan
     def resize_context(self, request: CacheRequest, num_tokens: int) -> Grant | Refusal:
         """See `KVCacheManager.resize_context`."""
-        cache = self._caches.active(request)
-        return self._planner.grow(cache, cache.history + num_tokens)
+        caches = self._caches.active(request)
+        return self._planner.grow(caches, caches.primary.history + num_tokens)
 
     def try_allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
         """See `KVCacheManager.try_allocate_generation`."""
-        cache = self._caches.by_request.get(request.request_id)
-        if cache is not None and self.desk.kind is TransactionKind.PLAN and cache.status is CacheStatus.ACTIVE:
+        caches = self._caches.by_request.get(request.request_id)
+        if caches is not None and caches.cross is None and self.desk.kind is TransactionKind.PLAN:
+            cache = caches.primary
             capacity = cache.num_blocks * self.geometry.tokens_per_block
-            if len(request.token_ids) + request.num_draft_tokens <= capacity:
+            num_tokens = len(request.token_ids)
+            if request.num_draft_tokens:
+                num_tokens += self._planner.num_draft_positions(request)
+            if num_tokens <= capacity and cache.status is CacheStatus.ACTIVE:
                 # Every decode, at all but one step in a block: nothing changes, so nothing needs a guard.
                 return Grant(cache.request_id, (), 0, 0, 0, 0, cache.history, capacity)
         return self._allocate_generation(request)
 
     @_in_plan
     def _allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
-        num_tokens = len(request.token_ids) + request.num_draft_tokens
+        num_tokens = len(request.token_ids) + self._planner.num_draft_positions(request)
         return self._planner.grow(self._caches.get(request.request_id), num_tokens)
 
     @_in_plan
@@ -172,40 +181,61 @@ class KVCacheManagerV2:
     # -- complete ----------------------------------------------------------------------------------
 
     @_in_complete
-    def advance(self, request: CacheRequest, num_tokens: int) -> None:
+    def advance(self, request: CacheRequest, num_tokens: int, draft_lag: int = 0) -> None:
         """See `KVCacheManager.advance`. Raises LogicError beyond capacity or the known tokens."""
-        cache = self._caches.by_request.get(request.request_id)
-        if cache is None or cache.status is not CacheStatus.ACTIVE:
-            cache = self._caches.active(request)  # says why not
-        if num_tokens < 0 or cache.reserved_tokens:
-            msg = f"{request.request_id}: cannot advance by {num_tokens}, reservation={cache.is_reservation}"
+        caches = self._caches.by_request.get(request.request_id)
+        if caches is None or caches.primary.status is not CacheStatus.ACTIVE:
+            caches = self._caches.active(request)  # says why not
+        cache, reuse = caches.primary, self._config.enable_block_reuse
+        history = cache.history + num_tokens
+        if num_tokens < 0 or cache.reserved_tokens or not 0 <= draft_lag <= min(1, history):
+            msg = (
+                f"{request.request_id}: cannot advance by {num_tokens} with draft_lag={draft_lag}, "
+                f"reservation={cache.reserved_tokens > 0}"
+            )
             raise LogicError(msg)
-        cache.advance(request.token_ids, cache.history + num_tokens, reuse=self._config.enable_block_reuse)
+        if caches.cross is not None and num_tokens:
+            self._complete_encoder(caches)
+        cache.advance(request.token_ids, history, reuse=reuse, draft_lag=draft_lag)
+
+    def _complete_encoder(self, caches: CacheSet) -> None:
+        if caches.missing_cross_blocks:
+            msg = f"{caches.request_id} was computed before its encoder output had a place"
+            raise LogicError(msg)
+        caches.complete_encoder(reuse=self._config.enable_block_reuse)
 
     @_in_complete
     def rewind(self, request: CacheRequest, num_tokens: int) -> None:
         """See `KVCacheManager.rewind`. Raises LogicError for committed positions."""
-        self._caches.active(request).rewind(num_tokens)
+        self._caches.active(request).primary.rewind(num_tokens)
 
     @_in_complete
     def activate_disagg_gen(self, request: CacheRequest) -> None:
         """See `KVCacheManager.activate_disagg_gen`."""
-        cache = self._caches.reservation(request.request_id)
-        num_tokens = cache.reserved_tokens
-        cache.reserve(0)
-        cache.advance(request.token_ids, num_tokens, reuse=self._config.enable_block_reuse)
+        caches = self._caches.reservation(request.request_id)
+        caches.activate(request.token_ids, reuse=self._config.enable_block_reuse)
 
     @_in_complete
     def grant_lease(self, request: CacheRequest) -> PageLease:
         """See `KVCacheManager.grant_lease`."""
-        cache = self._caches.active(request)
-        blocks = self.geometry.num_blocks(cache.history)
-        pages = tuple(tuple(page for page in group[:blocks] if page != NONE) for group in cache.pages)
-        for group, group_pages in enumerate(pages):
-            self._storage.claim(group, group_pages)
-        lease_id = self._leases.add(HeldPages(request.request_id, cache.priority, pages))
-        locations = cache.locate(0, blocks)
-        return PageLease(lease_id, self.epoch, request.request_id, cache.history, locations)
+        caches = self._caches.active(request)
+        if caches.primary.draft_lag or caches.needs_encoder:
+            msg = (
+                f"{request.request_id}: draft_lag={caches.primary.draft_lag}, needs_encoder={caches.needs_encoder}: "
+                "a lease is of what is computed in every layer"
+            )
+            raise LogicError(msg)
+        held: list[tuple[int, ...]] = []
+        locations: list[PageLocation] = []
+        for member in caches.members:
+            blocks = self.geometry.num_blocks(member.history)
+            for group, column in member.by_group():
+                pages = tuple(page for page in column[:blocks] if page != NONE)
+                self._storage.claim(group, pages)
+                held.append(pages)
+            locations += member.locate(0, blocks)
+        lease_id = self._leases.add(HeldPages(request.request_id, caches.primary.priority, tuple(held)))
+        return PageLease(lease_id, self.epoch, request.request_id, caches.primary.history, tuple(locations))
 
     @_in_complete
     def end_lease(self, lease_id: LeaseId) -> None:
@@ -217,14 +247,17 @@ class KVCacheManagerV2:
     @_in_complete
     def quarantine(self, request: CacheRequest) -> None:
         """See `KVCacheManager.quarantine`."""
-        cache = self._caches.reservation(request.request_id)
-        first, last = cache.filling_blocks
-        held = tuple(tuple(page for page in group[first:last] if page != NONE) for group in cache.pages)
+        caches = self._caches.reservation(request.request_id)
+        held = tuple(
+            tuple(page for page in column[slice(*member.filling_blocks)] if page != NONE)
+            for member in caches.members
+            for column in member.pages
+        )
         # Quarantined before the locks go: releasing an unlocked private page would free its slot.
         for pages in held:
             self._storage.pages.set_state(pages, PageState.QUARANTINED)
-        self._quarantine.add(HeldPages(request.request_id, cache.priority, held))
-        self._caches.close(cache)
+        self._quarantine.add(HeldPages(request.request_id, caches.primary.priority, held))
+        self._caches.close(caches)
 
     @_in_complete
     def release_quarantine(self, request_id: RequestId) -> None:
@@ -236,16 +269,16 @@ class KVCacheManagerV2:
     @_in_complete
     def free_resources(self, request: CacheRequest) -> None:
         """See `KVCacheManager.free_resources`."""
-        cache = self._caches.by_request.get(request.request_id)
-        if cache is not None:
-            self._caches.close(cache)
+        caches = self._caches.by_request.get(request.request_id)
+        if caches is not None:
+            self._caches.close(caches)
 
     # -- reads -------------------------------------------------------------------------------------
 
     def availability(self) -> Availability:
         """See `KVCacheManager.availability`."""
         pages = {pool.pool_group_id: self._storage.available(pool.pool_group_id) for pool in self.geometry.pool_groups}
-        return Availability(pages, len(self._caches.index_slots.free), 0)
+        return Availability(pages, len(self._caches.index_slots.free), self._adapters.available)
 
     def has_cache(self, request_id: RequestId) -> bool:
         """Whether a cache exists, active or suspended."""
@@ -253,37 +286,54 @@ class KVCacheManagerV2:
 
     def is_suspended(self, request_id: RequestId) -> bool:
         """Whether the cache exists and is suspended."""
-        cache = self._caches.by_request.get(request_id)
-        return cache is not None and cache.status is CacheStatus.SUSPENDED
+        caches = self._caches.by_request.get(request_id)
+        return caches is not None and caches.is_suspended
 
     def history_length(self, request_id: RequestId) -> int:
         """Positions already computed."""
-        return self._caches.get(request_id).history
+        return self._caches.get(request_id).primary.history
+
+    def draft_lag(self, request_id: RequestId) -> int:
+        """See `KVCacheManager.draft_lag`."""
+        return self._caches.get(request_id).primary.draft_lag
+
+    def needs_encoder(self, request_id: RequestId) -> bool:
+        """See `KVCacheManager.needs_encoder`."""
+        return self._caches.get(request_id).needs_encoder
 
     def capacity(self, request_id: RequestId) -> int:
         """Positions that have a place."""
-        return self._caches.get(request_id).capacity
+        return self._caches.get(request_id).primary.capacity
 
     def num_committed_tokens(self, request_id: RequestId) -> int:
         """Positions whose blocks are immutable and reusable."""
-        return self._caches.get(request_id).num_committed * self.geometry.tokens_per_block
+        return self._caches.get(request_id).primary.num_committed * self.geometry.tokens_per_block
 
     def index_slot(self, request_id: RequestId) -> IndexSlot:
         """The row of an active cache. Raises LogicError for a suspended one."""
-        cache = self._caches.get(request_id)
-        if cache.index_slot == NONE:
+        caches = self._caches.get(request_id)
+        if caches.index_slot == NONE:
             msg = f"{request_id} is suspended and has no index slot"
             raise LogicError(msg)
-        return IndexSlot(cache.index_slot)
+        return IndexSlot(caches.index_slot)
 
     def block_table(self, request_id: RequestId, layer_group: LayerGroupId) -> npt.NDArray[np.int32]:
         """See `KVCacheManager.block_table`; read-only."""
-        return self._caches.get(request_id).block_table(layer_group)
+        member = self._caches.get(request_id).member_of(layer_group)
+        return np.empty(0, np.int32) if member is None else member.block_table(layer_group)
 
     def pages_to_fill(self, request_id: RequestId) -> Sequence[PageLocation]:
         """See `KVCacheManager.pages_to_fill`."""
-        cache = self._caches.reservation(request_id)
-        return cache.locate(*cache.filling_blocks)
+        members = self._caches.reservation(request_id).members
+        return tuple(page for member in members for page in member.locate(*member.filling_blocks))
+
+    def adapter_pages(self, adapter_id: AdapterId) -> tuple[int, ...]:
+        """See `KVCacheManager.adapter_pages`."""
+        return self._adapters.pages_of(adapter_id)
+
+    def take_adapter_loads(self) -> tuple[AdapterLoad, ...]:
+        """See `KVCacheManager.take_adapter_loads`."""
+        return self._adapters.take_loads()
 
     def stats(self) -> ManagerStats:
         """See `KVCacheManager.stats`."""
@@ -313,6 +363,7 @@ class KVCacheManagerV2:
             self._storage,
             self._caches.by_request,
             self._caches.index_slots,
+            self._adapters,
             self._leases,
             self._quarantine,
             self.desk.counts,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manager.digests import BlockDigests
-from manager.geometry import CacheGeometry, LayerGroup
+from manager.geometry import CacheGeometry, ChainLayout, LayerGroup
 from manager.page import NONE, PageState
 from manager.storage_manager import StorageManager
 
@@ -41,11 +41,18 @@ class PrefixMatch:
 
 
 def find_prefix(
-    storage: StorageManager, geometry: CacheGeometry, digests: BlockDigests, token_ids: Sequence[int], max_blocks: int
+    storage: StorageManager,
+    geometry: CacheGeometry,
+    layout: ChainLayout,
+    digests: BlockDigests,
+    token_ids: Sequence[int],
+    max_blocks: int,
 ) -> PrefixMatch:
-    """The leading blocks, at most `max_blocks`; `digests` is extended as far as needed."""
-    match = PrefixMatch([], [[] for _ in geometry.layer_groups])
+    """The leading blocks, at most `max_blocks`, for the layer groups of a chain; extends `digests` as far as needed."""
+    match = PrefixMatch([], [[] for _ in layout.groups])
     nodes, ahead = match.nodes, _HASHED_AHEAD
+    columns = [storage.tree.pages[group] for group in layout.groups]
+    groups = [geometry.layer_groups[group] for group in layout.groups]
     while len(nodes) < max_blocks:
         first = len(nodes)
         last = min(max_blocks, max(first + ahead, len(digests.chain)))
@@ -53,20 +60,19 @@ def find_prefix(
         digests.extend(token_ids, last)
         found = storage.tree.find(digests, first, last)
         nodes += found
-        for pages, column in zip(match.pages, storage.tree.pages, strict=True):
+        for pages, column in zip(match.pages, columns, strict=True):
             pages += [column[node] for node in found]
-        _drop_unusable(storage, geometry, match, first)
+        _drop_unusable(storage, groups, match, first)
         if len(nodes) < last:
             break
-    _fit(storage, geometry, match)
+    _fit(storage, groups, geometry.tokens_per_block, match)
     return match
 
 
-def _drop_unusable(storage: StorageManager, geometry: CacheGeometry, match: PrefixMatch, first: int) -> None:
+def _drop_unusable(storage: StorageManager, groups: Sequence[LayerGroup], match: PrefixMatch, first: int) -> None:
     """End the match at the first block, from `first` on, without a page in a group that keeps every block."""
     has_leaving, state = not storage.moves.evictions.is_empty, storage.pages.state
-    for group in geometry.layer_groups:
-        pages = match.pages[group.layer_group_id]
+    for group, pages in zip(groups, match.pages, strict=True):
         if has_leaving:
             for place in range(first, len(pages)):
                 if pages[place] != NONE and state[pages[place]] != _COMMITTED:
@@ -75,24 +81,23 @@ def _drop_unusable(storage: StorageManager, geometry: CacheGeometry, match: Pref
             match.shorten(pages.index(NONE))
 
 
-def _fit(storage: StorageManager, geometry: CacheGeometry, match: PrefixMatch) -> None:
+def _fit(storage: StorageManager, groups: Sequence[LayerGroup], tokens_per_block: int, match: PrefixMatch) -> None:
     """Shorten the match to what the windows still show and the device has room for."""
-    windowed = [group for group in geometry.layer_groups if group.window is not None]
-    if windowed:
-        match.shorten(_in_windows(windowed, geometry.tokens_per_block, match))
+    has_windows = any(group.window is not None for group in groups)
+    if has_windows:
+        match.shorten(_in_windows(groups, tokens_per_block, match))
     if storage.has_lower_tiers:
-        match.shorten(_promotable(storage, match))
-        if windowed:  # Shortened for want of room, it may have lost what a window had.
-            match.shorten(_in_windows(windowed, geometry.tokens_per_block, match))
+        match.shorten(_promotable(storage, groups, match))
+        if has_windows:  # Shortened for want of room, it may have lost what a window had.
+            match.shorten(_in_windows(groups, tokens_per_block, match))
 
 
 def _in_windows(groups: Sequence[LayerGroup], tokens_per_block: int, match: PrefixMatch) -> int:
     """How many leading blocks there are of which every windowed group has what its window still shows."""
-    missing = [
-        [place for place, page in enumerate(match.pages[group.layer_group_id]) if page == NONE] for group in groups
-    ]
+    pairs = [pair for pair in zip(groups, match.pages, strict=True) if pair[0].window is not None]
+    missing = [[place for place, page in enumerate(pages) if page == NONE] for _, pages in pairs]
     for count in range(len(match.nodes), 0, -1):
-        stale = [group.stale_blocks(count * tokens_per_block, tokens_per_block) for group in groups]
+        stale = [group.stale_blocks(count * tokens_per_block, tokens_per_block) for group, _ in pairs]
         # Nothing may be missing before the stale blocks (sinks) nor behind them (the window).
         if all(
             all(place >= count or place in gone for place in _extremes(places, count))
@@ -108,14 +113,14 @@ def _extremes(places: Sequence[int], count: int) -> Sequence[int]:
     return (*places[:1], *places[max(0, end - 1) : end]) if end else ()
 
 
-def _promotable(storage: StorageManager, match: PrefixMatch) -> int:
+def _promotable(storage: StorageManager, groups: Sequence[LayerGroup], match: PrefixMatch) -> int:
     """How many leading blocks have pages in lower tiers that find places on the device, the others being pinned."""
     left = [storage.available(pool) for pool in range(storage.num_pool_groups)]
     for place in range(len(match.nodes)):
-        for group, pages in enumerate(match.pages):
+        for group, pages in zip(groups, match.pages, strict=True):
             # Counts windowed pages that are stale by the end, too: a little short of the longest, never beyond it.
             if pages[place] != NONE:
-                left[storage.pool_group_of[group]] -= storage.claim_cost(pages[place])
+                left[group.pool_group_id] -= storage.claim_cost(pages[place])
         if min(left) < 0:
             return place
     return len(match.nodes)
@@ -126,7 +131,12 @@ def _is_usable(storage: StorageManager, page: int) -> bool:
 
 
 def find_partial(
-    storage: StorageManager, digests: BlockDigests, nodes: Sequence[int], token_ids: Sequence[int], limit: int
+    storage: StorageManager,
+    layout: ChainLayout,
+    digests: BlockDigests,
+    nodes: Sequence[int],
+    token_ids: Sequence[int],
+    limit: int,
 ) -> tuple[list[int], int]:
     """A cached block that begins as the one after `nodes` does, as far as `token_ids[:limit]`.
 
@@ -142,17 +152,18 @@ def find_partial(
     wanted = array("i", token_ids[first : min(limit, first + size)]).tobytes()
     parent = nodes[-1] if nodes else storage.tree.by_digest.get(digests.root, NONE)
     best, longest = NONE, 0
+    columns = [storage.tree.pages[group] for group in layout.groups]
     if parent != NONE and wanted:
         for child in storage.tree.alike(parent, wanted, _MAX_CHILDREN):
             agreed = _common_tokens(wanted, storage.tree.tokens(child))
-            if agreed > longest and all(_is_usable(storage, column[child]) for column in storage.tree.pages):
+            if agreed > longest and all(_is_usable(storage, column[child]) for column in columns):
                 best, longest = child, agreed
     if best == NONE:
         return [], 0
-    pages = [column[best] for column in storage.tree.pages]
+    pages = [column[best] for column in columns]
     rest = -(-len(token_ids) // size) - len(nodes) - 1
     left = [storage.available(pool) for pool in range(storage.num_pool_groups)]
-    for group, page in enumerate(pages):
+    for group, page in zip(layout.groups, pages, strict=True):
         left[storage.pool_group_of[group]] -= storage.clone_cost(page) + rest
     return (pages, longest) if min(left) >= 0 else ([], 0)
 

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from manager.adapters import AdapterPool
 from manager.cache_chain import CacheStatus
+from manager.cache_set import CacheSet
 from manager.geometry import CacheGeometry
-from manager.ids import LeaseId, RequestId
+from manager.ids import AdapterId, LeaseId, RequestId
 from manager.kv_cache import KVCache
 from manager.lease import LeaseTable, QuarantineTable
 from manager.page import NONE, PageState
@@ -22,8 +24,9 @@ class ManagerParts:
 
     geometry: CacheGeometry
     storage: StorageManager
-    caches: Mapping[RequestId, KVCache]
+    caches: Mapping[RequestId, CacheSet]
     index_slots: SlotAllocator
+    adapters: AdapterPool
     leases: LeaseTable
     quarantine: QuarantineTable
     counts: PublishedCounts
@@ -50,17 +53,25 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheView:
-    """One cache as a value."""
+class ChainView:
+    """One member of a set as a value."""
 
-    request_id: RequestId
     status: CacheStatus
     priority: int
-    lengths: tuple[int, int, int, int]
-    """history, blocks with a place, committed blocks, claimed blocks."""
-    index_slot: int
+    lengths: tuple[int, int, int, int, int]
+    """history, blocks with a place, committed blocks, claimed blocks, draft lag."""
     reserved_tokens: int
     pages: tuple[tuple[PageView | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """One set of caches as a value."""
+
+    request_id: RequestId
+    index_slot: int
+    adapter_id: AdapterId | None
+    members: tuple[ChainView, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,8 @@ class ManagerSnapshot:
     tree: tuple[NodeView, ...]
     caches: tuple[CacheView, ...]
     free_index_slots: tuple[int, ...]
+    adapters: tuple[tuple[tuple[AdapterId, int], ...], tuple[tuple[AdapterId, tuple[int, ...]], ...], tuple[int, ...]]
+    """Pins; resident adapters with their pages, next to be evicted first; free pages."""
     leases: tuple[tuple[LeaseId, RequestId, tuple[tuple[PageView, ...], ...]], ...]
     quarantined: tuple[tuple[RequestId, tuple[tuple[PageView, ...], ...]], ...]
     counts: tuple[int, int, int]
@@ -98,6 +111,11 @@ class ManagerSnapshot:
             ),
             caches=tuple(_unnamed_cache(cache) for cache in self.caches),
             free_index_slots=(len(self.free_index_slots),),
+            adapters=(
+                self.adapters[0],
+                tuple((adapter_id, (len(pages),)) for adapter_id, pages in self.adapters[1]),
+                (len(self.adapters[2]),),
+            ),
             leases=tuple(
                 (lease_id, request_id, tuple(tuple(map(_unnamed, group)) for group in pages))
                 for lease_id, request_id, pages in self.leases
@@ -114,8 +132,14 @@ def _unnamed(page: PageView) -> PageView:
 
 
 def _unnamed_cache(cache: CacheView) -> CacheView:
-    pages = tuple(tuple(None if page is None else _unnamed(page) for page in group) for group in cache.pages)
-    return replace(cache, index_slot=min(cache.index_slot, 0), pages=pages)
+    members = tuple(
+        replace(
+            member,
+            pages=tuple(tuple(None if page is None else _unnamed(page) for page in group) for group in member.pages),
+        )
+        for member in cache.members
+    )
+    return replace(cache, index_slot=min(cache.index_slot, 0), members=members)
 
 
 def take_snapshot(parts: ManagerParts) -> ManagerSnapshot:
@@ -125,8 +149,13 @@ def take_snapshot(parts: ManagerParts) -> ManagerSnapshot:
         free=tuple(tuple(slots.free) for slots in storage.slots),
         cached=tuple(_cached(storage, store) for store in range(len(storage.slots))),
         tree=tuple(_tree(storage)),
-        caches=tuple(_cache(storage, cache) for _, cache in sorted(parts.caches.items())),
+        caches=tuple(_cache(storage, caches) for _, caches in sorted(parts.caches.items())),
         free_index_slots=tuple(parts.index_slots.free),
+        adapters=(
+            tuple(sorted(parts.adapters.pins.items())),
+            tuple(parts.adapters.owners()),
+            tuple(parts.adapters.free),
+        ),
         leases=tuple(
             (lease_id, held.request_id, tuple(_views(storage, pages) for pages in held.pages))
             for lease_id, held in parts.leases.items()
@@ -180,13 +209,16 @@ def _tree(storage: StorageManager) -> list[NodeView]:
     return views
 
 
-def _cache(storage: StorageManager, cache: KVCache) -> CacheView:
-    return CacheView(
-        request_id=cache.request_id,
+def _cache(storage: StorageManager, caches: CacheSet) -> CacheView:
+    members = tuple(_chain(storage, member) for member in caches.members)
+    return CacheView(caches.request_id, caches.index_slot, caches.adapter_id, members)
+
+
+def _chain(storage: StorageManager, cache: KVCache) -> ChainView:
+    return ChainView(
         status=cache.status,
         priority=cache.priority,
-        lengths=(cache.history, cache.num_blocks, cache.num_committed, cache.num_claimed),
-        index_slot=cache.index_slot,
+        lengths=(cache.history, cache.num_blocks, cache.num_committed, cache.num_claimed, cache.draft_lag),
         reserved_tokens=cache.reserved_tokens,
         pages=tuple(
             tuple(None if page == NONE else _view(storage, page) for page in group_pages) for group_pages in cache.pages

@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from manager.adapters import AdapterPool
 from manager.errors import CopyFailedError, LogicError
 from manager.ids import RequestId
 from manager.pools.base import CopyEngine, SlotCopy
@@ -30,6 +31,7 @@ class Before:
 
     Attributes:
         num_blocks: blocks with a place; for a cache made in this plan, the claimed ones.
+        num_cross_blocks: the same of the encoder input.
         is_new: the cache was made in this plan.
         is_resumed: the cache was suspended.
         queried_tokens: of its prefix claim in this plan.
@@ -37,6 +39,7 @@ class Before:
     """
 
     num_blocks: int
+    num_cross_blocks: int = 0
     is_new: bool = False
     is_resumed: bool = False
     queried_tokens: int = 0
@@ -183,10 +186,11 @@ class TransactionDesk:
         rollbacks: transactions, savepoints and requests undone so far; not undone itself.
     """
 
-    __slots__ = ("_engine", "_journal", "_open", "_storage", "counts", "kind", "rollbacks")
+    __slots__ = ("_adapters", "_engine", "_journal", "_open", "_storage", "counts", "kind", "rollbacks")
 
-    def __init__(self, journal: Journal, storage: StorageManager, engine: CopyEngine) -> None:
+    def __init__(self, journal: Journal, storage: StorageManager, adapters: AdapterPool, engine: CopyEngine) -> None:
         """Nothing is open."""
+        self._adapters = adapters
         self._engine = engine
         self._journal = journal
         self._storage = storage
@@ -219,6 +223,8 @@ class TransactionDesk:
             self._storage.moves.trim()
             self._stage()
         if self._journal.entries:
+            if self._adapters.pins:
+                self._adapters.publish()
             fills = self._storage.publish()
             self._storage.forget()
             self._journal.forget()

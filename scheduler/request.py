@@ -91,6 +91,11 @@ class Request:
         return None
 
     @property
+    def encoder_token_ids(self) -> Sequence[int]:
+        """Encoder-decoder models are not served yet."""
+        return ()
+
+    @property
     def priority(self) -> int:
         """The request's own."""
         return self.spec.priority
@@ -171,6 +176,11 @@ class WithDrafts:
     def adapter_id(self) -> AdapterId | None:
         """The request's."""
         return self.request.adapter_id
+
+    @property
+    def encoder_token_ids(self) -> Sequence[int]:
+        """The request's."""
+        return self.request.encoder_token_ids
 
     @property
     def priority(self) -> int:

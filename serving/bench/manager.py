@@ -59,6 +59,7 @@ class BenchRequest:
 
     __slots__ = (
         "adapter_id",
+        "encoder_token_ids",
         "num_draft_tokens",
         "priority",
         "prompt_length",
@@ -74,6 +75,7 @@ class BenchRequest:
         self.prompt_length = len(tokens)
         self.reuse_scope = _SCOPE
         self.adapter_id: AdapterId | None = None
+        self.encoder_token_ids: Sequence[int] = ()
         self.num_draft_tokens = 0
         self.priority = 0
 

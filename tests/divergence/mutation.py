@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from manager.cache_chain import CacheStatus
-from manager.cache_set import RequestCaches
+from manager.request_caches import RequestCaches
 from manager.storage.journal import Journal
 from scheduler import generation_planner
 from scheduler.admission import TransferAdmission

@@ -18,6 +18,7 @@ class FakeRequest:
     adapter_id: AdapterId | None = None
     num_draft_tokens: int = 0
     priority: int = 0
+    encoder_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """The prompt is what it starts with."""

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from manager import KVCacheManagerV2, LeaseId, Tier
-from manager.cache_set import RequestCaches
 from manager.eviction import EvictionController, PlannedEvictions
 from manager.kv_cache import KVCache
 from manager.lease import LeaseTable, QuarantineTable
 from manager.page import PageTable
 from manager.radix_tree import BlockRadixTree
+from manager.request_caches import RequestCaches
 from manager.storage.copies import CopyQueue
 from manager.storage.slots import SlotAllocator
 from manager.storage_manager import StorageManager
