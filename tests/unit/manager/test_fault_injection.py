@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from manager import KVCacheManagerV2, LeaseId, Tier
+from manager.adapters import AdapterPool
+from manager.cache_set import CacheSet
 from manager.eviction import EvictionController, PlannedEvictions
 from manager.kv_cache import KVCache
 from manager.lease import LeaseTable, QuarantineTable
@@ -40,6 +42,8 @@ STEPS: list[tuple[type, str]] = [
         for name in ("claim_prefix", "grow", "ungrow", "advance", "rewind", "reserve", "release", "suspend", "resume")
     ),
     *((RequestCaches, name) for name in ("open", "close", "revert", "suspend", "resume")),
+    *((CacheSet, name) for name in ("grow", "suspend", "resume", "reserve", "activate", "release", "set_index_slot")),
+    *((AdapterPool, name) for name in ("pin", "unpin", "publish")),
     *((TierMoves, name) for name in ("take_slots", "promote", "unpromote", "move_down_held", "add_hold", "trim")),
     *((LeaseTable, name) for name in ("add", "remove")),
     *((QuarantineTable, name) for name in ("add", "remove")),
