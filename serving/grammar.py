@@ -1,7 +1,8 @@
 """Grammars: which tokens may follow, so that an output is JSON of a schema or a call of a tool.
 
 A grammar travels as text (`SamplingParams.grammar`). Whoever draws builds its state from the generated tokens,
-so that a resumed request goes on where it was, wherever that is. Parsing and masks are llguidance's.
+so that a resumed request goes on where it was, wherever that is. Parsing and masks are llguidance's, which is
+imported when it is first used: a worker of bare weights, without a tokenizer, runs where it is not installed.
 """
 
 import json
@@ -9,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import llguidance
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    import llguidance
     from llguidance._lib import JsonCompileOptions  # a name of its stubs only
 
 MAX_GRAMMAR_CHARACTERS = 200_000
@@ -27,6 +28,8 @@ class GrammarError(ValueError):
 
 def json_grammar(schema: object) -> str:
     """The grammar of JSON documents that fit `schema`. Raises GrammarError."""
+    import llguidance
+
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_STYLE)
     except ValueError as error:
@@ -54,6 +57,8 @@ def calls_grammar(tools: Mapping[str, object], *, begin: str, end: str, max_call
     more = f' ("\\n" call){{0,{max_calls - 1}}}' if max_calls > 1 else ""
     schema = json.dumps({"anyOf": calls, "x-guidance": _JSON_STYLE})
     lark = f"start: call{more}\ncall: {_quoted(begin)} tool {_quoted(end)}\ntool: %json {schema}\n"
+    import llguidance
+
     return llguidance.LLMatcher.grammar_from_lark(lark)
 
 
@@ -80,25 +85,31 @@ class GrammarCompiler:
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
             msg = f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
             raise GrammarError(msg)
+        import llguidance
+
         if complaint := llguidance.LLMatcher.validate_grammar(grammar, self._tokenizer):
             raise GrammarError(complaint.splitlines()[0][:500])
 
     def start(self, grammar: str) -> "GrammarState":
         """The state before the first generated token. Raises GrammarError."""
         self.check(grammar)
+        import llguidance
+
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         return GrammarState(matcher, self._vocab_size, self._eos_token_ids)
 
     @cached_property
-    def _tokenizer(self) -> llguidance.LLTokenizer:
+    def _tokenizer(self) -> "llguidance.LLTokenizer":
         # A third of a second for 50,000 tokens, so only for those who use grammars.
+        import llguidance
+
         return llguidance.LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_token_ids[0])
 
 
 class GrammarState:
     """What may follow the tokens read so far."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Use `GrammarCompiler.start`."""
         self._matcher = matcher
         self._vocab_size = vocab_size

@@ -33,3 +33,13 @@ def test_neither_the_supervisor_nor_the_door_nor_the_central_scheduler_imports_t
     # It costs each of them two seconds of start-up and 150 MB; only workers compute.
     program = "import sys, serving.cli, serving.cluster; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=120).returncode == 0
+
+
+def test_the_device_tests_need_neither_the_server_nor_the_cluster() -> None:
+    absent = ("ray", "fastapi", "starlette", "uvicorn", "gguf", "llguidance", "prometheus_client", "pydantic", "httpx")
+    program = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({absent!r}))\n"  # an import of None raises
+        "import tests.gpu.device_report, tests.gpu.test_device\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
