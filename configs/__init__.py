@@ -5,7 +5,7 @@ Knows nothing of the parts it configures. Unknown keys are refused, units are in
 
 from configs.cache import DeviceTierConfig, DiskTierConfig, HostTierConfig, KVCacheConfig, TierConfig
 from configs.cluster import ClusterConfig
-from configs.deployment import DeploymentConfig, load_deployment, preset_names, read_document
+from configs.deployment import DeploymentConfig, load_deployment, parse_setting, preset_names, read_document
 from configs.model import DTypeName, EngineConfig, KernelSet, ModelConfig
 from configs.scheduling import CentralConfig, DispatchPolicy, SchedulerConfig, SchedulingPolicy
 from configs.server import ServerConfig
@@ -30,6 +30,7 @@ __all__ = [
     "TierConfig",
     "TransferConfig",
     "load_deployment",
+    "parse_setting",
     "preset_names",
     "read_document",
 ]

@@ -88,6 +88,26 @@ def read_document(source: str) -> dict[str, dict[str, object]]:
     return document
 
 
+def parse_setting(text: str) -> tuple[str, str, object]:
+    """Read `SECTION.KEY=VALUE`, the value in YAML.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    import yaml
+
+    name, equals, value = text.partition("=")
+    section, dot, key = name.partition(".")
+    if not (equals and dot and section and key):
+        msg = f"setting {text!r}: expected SECTION.KEY=VALUE, such as scheduler.max_num_tokens=256"
+        raise ValueError(msg)
+    try:
+        return section, key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        msg = f"setting {text!r}: the value is no YAML: {error}"
+        raise ValueError(msg) from None
+
+
 def _validate(source: str, document: Mapping[str, object]) -> DeploymentConfig:
     from pydantic import TypeAdapter, ValidationError
 

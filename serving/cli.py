@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from configs import DeploymentConfig, DTypeName, KernelSet, load_deployment, preset_names
+from configs import DeploymentConfig, DTypeName, KernelSet, load_deployment, parse_setting, preset_names
+from serving.bench.commands import add_load_benches
 from serving.chaos.command import add_options as add_chaos_options
 from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="start a server; Ctrl-C stops everything it started"))
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="WHAT")
-    _add_bench_serve(bench.add_parser("serve", help="latency and throughput of a running server"))
+    add_load_benches(bench)
     _add_bench_engine(bench.add_parser("engine", help="tokens per second of the engine, beside the machine's limits"))
     _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
     manager = bench.add_parser("manager", help="cost of the KV cache manager's calls", add_help=False)
@@ -71,20 +72,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=_DTYPES)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting, in YAML"
+    )
     parser.add_argument("--ray-address", help="join this Ray cluster instead of starting one")
     parser.add_argument("--json", action="store_true", help="print the ready line as JSON")
     parser.set_defaults(run=_serve)
-
-
-def _add_bench_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(run=_bench_serve)
 
 
 def _add_bench_engine(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +115,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     set_ray_environment()
     from serving.cluster import Cluster, StartError  # after the environment is set, and only where it is needed
 
-    config = load_deployment(arguments.config, _overrides(arguments))
+    overrides = _overrides(arguments)
+    for setting in arguments.set:
+        section, key, value = parse_setting(setting)
+        overrides.setdefault(section, {})[key] = value
+    config = load_deployment(arguments.config, overrides)
     model_folder = resolve_model(config.engine.model, arguments.cache_dir, show_progress=True)
     cluster = Cluster(config, model_folder)
     # Until the server is ready a signal ends the start at once; `start` stops what it had started.
@@ -182,12 +179,6 @@ def _print_ready(config: DeploymentConfig, model_folder: Path, port: int, *, as_
 
 
 # -- bench ---------------------------------------------------------------------------------------------
-
-
-def _bench_serve(arguments: argparse.Namespace) -> int:
-    from serving.bench import serve
-
-    return serve.run(arguments)
 
 
 def _bench_engine(arguments: argparse.Namespace) -> int:

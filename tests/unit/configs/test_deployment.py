@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import load_deployment, preset_names
+from configs import load_deployment, parse_setting, preset_names
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -48,3 +48,14 @@ def test_tiers_out_of_order_are_refused() -> None:
 def test_an_override_wins_over_the_preset() -> None:
     config = load_deployment("local-cpu", {"server": {"port": 9}})
     assert config.server.port == 9
+
+
+def test_a_setting_of_the_command_line_is_read_as_yaml() -> None:
+    assert parse_setting("scheduler.max_num_tokens=128") == ("scheduler", "max_num_tokens", 128)
+    assert parse_setting("cache.tiers=[{tier: device, quota_bytes: 5}]")[2] == [{"tier": "device", "quota_bytes": 5}]
+
+
+@pytest.mark.parametrize("text", ["", "scheduler", "scheduler=1", ".key=1", "scheduler.=1", "scheduler.a=[1"])
+def test_a_setting_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="setting"):
+        parse_setting(text)
