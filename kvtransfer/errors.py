@@ -3,6 +3,7 @@
 TransferError
 ├── PeerError            the other side or the wire: fail or retry that one request
 │   └── HandshakeRefused the two sides do not fit; names the field
+├── TransportUnavailable this host lacks what a transport needs; said at start-up
 └── TransferLogicError   a bug of ours
 """
 
@@ -17,6 +18,10 @@ class PeerError(TransferError):
 
 class HandshakeRefused(PeerError):  # noqa: N818 -- named for what happened
     """The two pools do not fit each other; the message names the first field that differs."""
+
+
+class TransportUnavailable(TransferError):  # noqa: N818 -- named for what is the case
+    """A package, a driver or a cluster that a transport needs is missing on this host."""
 
 
 class TransferLogicError(TransferError):

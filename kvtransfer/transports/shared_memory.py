@@ -25,7 +25,8 @@ import numpy.typing as npt
 from kvtransfer.errors import PeerError, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
-from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy, check_memory
+from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy
+from kvtransfer.transports.runs import check_memory
 
 _NAME = "shared_memory"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -117,6 +118,16 @@ class SharedMemoryTransport:
         return True
 
     @property
+    def is_moving(self) -> bool:
+        """Always: the more polls, the more bytes."""
+        return True
+
+    @property
+    def needs_serving(self) -> bool:
+        """Never: readers map the file themselves."""
+        return False
+
+    @property
     def num_mappings(self) -> int:
         """Peers' pools that are mapped now."""
         return len(self._mappings)
@@ -201,6 +212,9 @@ class SharedMemoryTransport:
     def error(self, read_id: ReadId) -> str:
         """Why the last read that failed did, if it was `read_id`."""
         return self._last_error[1] if self._last_error and self._last_error[0] == read_id else ""
+
+    def serve(self) -> None:
+        """Nothing to do."""
 
     def cancel(self, read_id: ReadId) -> None:
         """Stop a read; an ended one is left alone."""
