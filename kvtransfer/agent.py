@@ -286,8 +286,10 @@ class TransferAgent:
         may_copy = True
         for receive in receives:
             if may_copy:
-                may_copy = not receive.wants_to_copy
+                takes_turn = receive.wants_to_copy
                 receive.step(now_s)
+                # One that waits for its peer lets others pass.
+                may_copy = not (takes_turn and self._transport.is_moving)
             else:
                 receive.step_without_copying(now_s)
             if receive.outcome is not None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId, Transport
+from kvtransfer.transports.collective import CollectiveTransport
 from kvtransfer.transports.nixl import NixlTransport
 from tests.contract.pool_owner import PATIENCE_S, pattern
 
@@ -18,6 +19,8 @@ def make_transport(kind: str, name: str) -> Transport:
     """A transport of that kind, unregistered."""
     if kind == "nixl":
         return NixlTransport(name, BATCH_BYTES)
+    if kind == "collective":
+        return CollectiveTransport(name, max_batch_bytes=BATCH_BYTES)
     msg = f"no process runs the transport {kind}"
     raise ValueError(msg)
 

@@ -47,6 +47,7 @@ class Ends:
 
 @pytest.fixture(
     params=[
+        pytest.param(("collective", ""), id="collective"),
         pytest.param(("nixl", ""), marks=needs_nixl, id="nixl"),
         pytest.param(("nixl", "tcp"), marks=needs_nixl, id="nixl-tcp"),
     ]
