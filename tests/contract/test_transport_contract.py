@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import ray
 
 from kvtransfer.errors import PeerError, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
@@ -18,7 +20,9 @@ from kvtransfer.transports.base import ReadId, Transport
 from kvtransfer.transports.collective import CollectiveTransport
 from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTransport
 from kvtransfer.transports.nixl import NixlTransport
+from kvtransfer.transports.object_store import ObjectStoreTransport
 from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
+from tests.contract.object_keeper import KEEPER, NAMESPACE, running_keeper
 from tests.fakes.transfer_transport import GatedTransport
 
 POOL_BYTES = 4096
@@ -55,17 +59,20 @@ class ServedNixl(NixlTransport):
 class Harness:
     """Makes ends that can reach one another."""
 
-    def __init__(self, kind: str, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, kind: str, folder: Path, stack: ExitStack, keeper: Any = None) -> None:
         self.kind = kind
         self._folder = folder
         self._stack = stack
         self._registry = InProcessRegistry()
         self._nixl: list[NixlTransport] = []
         self._num_lives = 0
+        self._keeper = keeper
 
     def side(self, name: str) -> Side:
         if self.kind == "nixl":
             return self._nixl_side(name)
+        if self.kind == "object_store":
+            return self._object_side(name)
         if self.kind == "collective":
             self._num_lives += 1
             collective = CollectiveTransport(f"{name}.{self._num_lives}", max_batch_bytes=POLL_BYTES, timeout_s=5.0)
@@ -94,6 +101,16 @@ class Harness:
         self._stack.callback(die)
         return Side(transport, np.zeros(POOL_BYTES, dtype=np.uint8), die)
 
+    def _object_side(self, name: str) -> Side:
+        self._num_lives += 1
+        life = f"{name}.{self._num_lives}.{self._folder.name}"
+        path = self._folder / life
+        memory = create_pool(path, POOL_BYTES)
+        transport = ObjectStoreTransport(life, KEEPER, NAMESPACE, POLL_BYTES)
+        ray.get(self._keeper.own.remote(life, str(path)))
+        self._stack.callback(transport.close)
+        return Side(transport, memory, lambda: ray.get(self._keeper.drop.remote(life)))
+
     def registered(self, name: str, fill: Callable[[type_of_memory], None] | None = None) -> Side:
         side = self.side(name)
         if fill is not None:
@@ -111,11 +128,28 @@ def needs_nixl(kind: str) -> object:
     return pytest.param(kind, marks=pytest.mark.skipif(bool(reason), reason=reason))
 
 
-@pytest.fixture(params=["inprocess", "shared_memory", "gated", "collective", needs_nixl("nixl")])
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[Any]:
+    """A Ray actor: what the object store transport asks."""
+    with tempfile.TemporaryDirectory(prefix="pdserve-test-") as folder, running_keeper(Path(folder)) as actor:
+        yield actor
+
+
+@pytest.fixture(
+    params=[
+        "inprocess",
+        "shared_memory",
+        "gated",
+        "collective",
+        needs_nixl("nixl"),
+        pytest.param("object_store", marks=pytest.mark.ray),
+    ]
+)
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    keeper = request.getfixturevalue("keeper") if request.param == "object_store" else None
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="pdserve-test-"))
-        yield Harness(request.param, Path(folder), stack)
+        yield Harness(request.param, Path(folder), stack, keeper)
 
 
 @pytest.fixture
@@ -346,3 +380,21 @@ def test_closing_twice_is_allowed(owner: Side, reader: Side) -> None:
 def test_a_description_does_not_change(owner: Side) -> None:
     assert owner.transport.describe() == owner.transport.describe()
     assert owner.transport.describe().transport == owner.transport.name
+
+
+@pytest.mark.ray
+def test_pages_of_a_killed_actor_are_gone_though_ray_starts_it_again(keeper: Any) -> None:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="pdserve-test-"))
+        harness = Harness("object_store", Path(folder), stack, keeper)
+        owner, reader = harness.registered("owner", pattern), harness.registered("reader")
+        read_id = reader.transport.read(owner.transport.describe(), [PageCopy(0, 0, POOL_BYTES)])
+        assert reader.transport.poll(read_id) is ReadStatus.PENDING
+        keeper.die.remote()
+        assert drain(reader.transport, read_id) is ReadStatus.FAILED
+        assert "gone" in reader.transport.error(read_id)
+        reborn = harness.registered("reborn", pattern)
+        assert is_refused(reader.transport, owner.transport.describe(), [PageCopy(0, 0, 8)])
+        again = reader.transport.read(reborn.transport.describe(), [PageCopy(0, 0, POOL_BYTES)])
+        assert drain(reader.transport, again) is ReadStatus.DONE
+        assert np.array_equal(reader.memory, owner.memory)
