@@ -42,7 +42,7 @@ test: model
 	$(PY) -m pytest
 
 test-ray: model
-	$(PY) -m pytest -m ray
+	$(PY) -m pytest -m 'ray and not slow'
 
 test-gpu: setup
 	$(PY) -m pytest -m gpu

@@ -66,10 +66,12 @@ class MemoryDescription:
     Attributes:
         transport: name of the transport that wrote this.
         attributes: transport's own (a file path and its length, an agent's metadata, ...).
+        ways: of a worker with several transports, the description of each.
     """
 
     transport: str
     attributes: Mapping[str, str | int | bytes] = field(default_factory=dict)
+    ways: "tuple[MemoryDescription, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)

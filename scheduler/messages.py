@@ -288,6 +288,7 @@ class WorkerSnapshot:
         waiting: attempts that hold nothing yet.
         commands_seen: term and sequence of the last CommandBatch whose effects are in this account;
             None when the worker does not say.
+        transports: for each worker that pages were read from: over what, and why.
     """
 
     worker: WorkerName
@@ -301,6 +302,7 @@ class WorkerSnapshot:
     stats: ManagerStats
     counters: Mapping[str, int] = field(default_factory=dict)
     commands_seen: tuple[Term, int] | None = None
+    transports: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- worker -> door ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.errors import PeerError, TransferLogicError, TransportUnavailable
+from kvtransfer.errors import PeerError, PeerUnreachable, TransferLogicError, TransportUnavailable
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
 from kvtransfer.transports.runs import Run, batches_of, check_memory, checked_runs
@@ -211,7 +211,7 @@ class NixlTransport:
             self._agent.add_remote_agent(peer.metadata)
         except Exception as error:
             msg = f"the NIXL agent {peer.agent} cannot be reached: {type(error).__name__}: {error}"
-            raise PeerError(msg) from error
+            raise PeerUnreachable(msg) from error
         self._peers[peer.agent] = peer
 
     def _disconnect(self, agent: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.errors import PeerError, TransferLogicError
+from kvtransfer.errors import PeerError, PeerUnreachable, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
 from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy
@@ -243,7 +243,7 @@ class SharedMemoryTransport:
             raise PeerError(msg)
         if boot_id != self._boot_id:
             msg = f"{path} is on another host; {_NAME} works on one host only"
-            raise PeerError(msg)
+            raise PeerUnreachable(msg)
         return _Address(path, inode, device, num_bytes)
 
     def _mapping(self, address: _Address) -> _Mapping:
@@ -253,8 +253,9 @@ class SharedMemoryTransport:
         try:
             descriptor = os.open(address.path, os.O_RDONLY)
         except OSError as error:
+            # It is gone, or its owner sees another /dev/shm than we do.
             msg = f"the peer's pool file cannot be opened: {error}"
-            raise PeerError(msg) from error
+            raise PeerUnreachable(msg) from error
         try:
             reason = _difference(address, os.fstat(descriptor))
             if reason:

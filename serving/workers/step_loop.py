@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -89,6 +89,8 @@ class WorkerParts:
     wake: threading.Event
     """Set by whoever has something for the loop."""
     self_audit: SelfAudit
+    transport_choices: Callable[[], Mapping[str, str]] = dict
+    """For each peer that pages were read from: over what, and why."""
 
 
 @dataclass(slots=True)
@@ -376,5 +378,6 @@ class WorkerLoop:
             waiting=tuple(request.attempt_id for request in self._scheduler.waiting),
             stats=self._parts.manager.stats(),
             counters=counters,
+            transports=self._parts.transport_choices(),
             commands_seen=self._commands_seen,
         )

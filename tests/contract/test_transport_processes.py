@@ -47,9 +47,9 @@ class Ends:
 
 @pytest.fixture(
     params=[
-        pytest.param(("collective", ""), id="collective"),
+        pytest.param(("collective", ""), id="collective", marks=pytest.mark.slow),
         pytest.param(("nixl", ""), marks=needs_nixl, id="nixl"),
-        pytest.param(("nixl", "tcp"), marks=needs_nixl, id="nixl-tcp"),
+        pytest.param(("nixl", "tcp"), marks=[needs_nixl, pytest.mark.slow], id="nixl-tcp"),
     ]
 )
 def ends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
