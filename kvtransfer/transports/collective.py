@@ -109,11 +109,11 @@ class CollectiveTransport:
 
     def close(self) -> None:
         """End all links; may be called twice."""
-        if self._door is not None:
-            self._door.close()
         for link in self._links.values():
             link.close()
         self._links.clear()
+        if self._door is not None:
+            self._door.close()
         self._reads.clear()
 
     def _fetch(self, source: MemoryDescription, runs: Sequence[Run]) -> LinkFetch:

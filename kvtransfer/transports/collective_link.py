@@ -16,6 +16,7 @@ import logging
 import queue
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +37,8 @@ _TAG = 0
 _OWNER, _READER = 0, 1
 _LENGTH_BYTES = 8
 _MAX_FRAME_BYTES = 1 << 20
+_JOIN_S = 1.0
+"""A thread inside gloo while Python ends would take the process down with an abort."""
 _FOREVER = timedelta(days=365)
 """An idle link waits for its next request; the other end's death closes the connection and ends the wait."""
 
@@ -121,6 +124,7 @@ class ReaderLink:
     def close(self) -> None:
         """End the thread when what it waits for has ended; may be called twice."""
         self._fetches.put(None)
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         current: LinkFetch | None = None
@@ -176,6 +180,7 @@ class OwnerDoor:
         self._memory = memory
         self._timeout = timedelta(seconds=timeout_s)
         self._is_closed = False
+        self._links: list[threading.Thread] = []
         self._listener = socket.create_server((host, 0))
         self.address = LinkAddress(host, self._listener.getsockname()[1], name)
         threading.Thread(target=self._listen, name=f"pdserve-links-{name}", daemon=True).start()
@@ -186,6 +191,10 @@ class OwnerDoor:
             self._is_closed = True
             self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept that waits
             self._listener.close()
+            # Most readers end with us. One that does not holds its thread until the process ends.
+            end_s = time.monotonic() + _JOIN_S
+            for link in self._links:
+                link.join(max(0.0, end_s - time.monotonic()))
 
     def _listen(self) -> None:
         while not self._is_closed:
@@ -195,7 +204,9 @@ class OwnerDoor:
                 if not self._is_closed:
                     _log.exception("%s: readers can connect no more", self.address.name)
                 return
-            threading.Thread(target=self._serve, args=(connection,), name="pdserve-link", daemon=True).start()
+            link = threading.Thread(target=self._serve, args=(connection,), name="pdserve-link", daemon=True)
+            self._links = [*(other for other in self._links if other.is_alive()), link]
+            link.start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
