@@ -14,11 +14,14 @@ class TransferConfig(Section):
     Attributes:
         transport: shared_memory, nixl, collective (torch.distributed), object_store (Ray), or auto for the best that
             both sides have.
+        overlap: a context's full blocks are read while the rest is computed, where their reader has a place already
+            (generation-first dispatch).
         max_inflight_bytes: transfer window of a receiving worker; a larger request goes alone.
         agent_poll_s: longest sleep of the agent thread while bytes move.
     """
 
     transport: str = "auto"
+    overlap: bool = True
     max_inflight_bytes: int = 256 << 20
     lease_duration_s: float = 10.0
     reservation_duration_s: float = 30.0

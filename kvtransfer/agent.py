@@ -114,6 +114,11 @@ class TransferAgent:
         self._num_receives = 0
         self._is_closed = False
 
+    @property
+    def layout(self) -> PoolLayout:
+        """Of our own pages."""
+        return self._layout
+
     # -- owner's side: leases ------------------------------------------------------------------------
 
     def hold(self, lease: PageLease, now_s: float) -> None:

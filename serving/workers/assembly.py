@@ -101,6 +101,7 @@ def build_worker(
         outbox=Outbox(identity.name, identity.epoch, sinks),
         staging=device.staging,
         wake=wake,
+        overlaps=config.transfer.overlap,
         transport_choices=lambda: transport.best.choices,
         self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
     )
