@@ -9,9 +9,10 @@ from configs.deployment import DeploymentConfig, load_deployment, parse_setting,
 from configs.model import DTypeName, EngineConfig, KernelSet, ModelConfig
 from configs.scheduling import CentralConfig, DispatchPolicy, SchedulerConfig, SchedulingPolicy
 from configs.server import ServerConfig
-from configs.transfer import TransferConfig
+from configs.transfer import TRANSPORTS, TransferConfig
 
 __all__ = [
+    "TRANSPORTS",
     "CentralConfig",
     "ClusterConfig",
     "DTypeName",

@@ -4,7 +4,14 @@ Transports are imported from `kvtransfer.transports`, one module each.
 """
 
 from kvtransfer.agent import TransferAgent
-from kvtransfer.errors import HandshakeRefused, PeerError, TransferError, TransferLogicError
+from kvtransfer.errors import (
+    HandshakeRefused,
+    PeerError,
+    PeerUnreachable,
+    TransferError,
+    TransferLogicError,
+    TransportUnavailable,
+)
 from kvtransfer.messages import (
     GroupLayout,
     LeaseOutcome,
@@ -29,6 +36,7 @@ __all__ = [
     "PageCopy",
     "PeerChannel",
     "PeerError",
+    "PeerUnreachable",
     "PendingReply",
     "PoolLayout",
     "ReadStatus",
@@ -40,5 +48,6 @@ __all__ = [
     "TransferLogicError",
     "TransferOutcome",
     "TransferTicket",
+    "TransportUnavailable",
     "check_compatible",
 ]

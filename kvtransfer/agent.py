@@ -14,6 +14,7 @@ and one per lease that was not dropped (I2).
 An exception of the transport or of a peer ends that receive as FAILED; the agent goes on.
 """
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from kvtransfer.session import ReceiveWindow, RxSession
 from kvtransfer.transports.base import Transport
 from manager import Epoch, LeaseId, PageLease, PageLocation, RequestId, WorkerName
 
+_log = logging.getLogger(__name__)
 _COUNTERS = (
     "receives_started",
     "receives_verified",
@@ -112,12 +114,19 @@ class TransferAgent:
         self._num_receives = 0
         self._is_closed = False
 
+    @property
+    def layout(self) -> PoolLayout:
+        """Of our own pages."""
+        return self._layout
+
     # -- owner's side: leases ------------------------------------------------------------------------
 
     def hold(self, lease: PageLease, now_s: float) -> None:
         """Start the life of a lease that the manager granted. Raises TransferLogicError when it is no new one."""
         with self._lock:
             self._leases.hold(lease, now_s)
+        if self._transport.needs_serving:
+            self.kick()  # its reader needs us from now on
 
     def make_ticket(self, lease: PageLease) -> TransferTicket:
         """What a reader needs. Raises TransferLogicError for a lease of another epoch."""
@@ -277,12 +286,15 @@ class TransferAgent:
             receives = list(self._receives.values())
         if expired:
             self._wake()
+        self._serve()
         # In order of arrival, one copying read at a time: the first is done soonest, and none later for it.
         may_copy = True
         for receive in receives:
             if may_copy:
-                may_copy = not receive.wants_to_copy
+                takes_turn = receive.wants_to_copy
                 receive.step(now_s)
+                # One that waits for its peer lets others pass.
+                may_copy = not (takes_turn and self._transport.is_moving)
             else:
                 receive.step_without_copying(now_s)
             if receive.outcome is not None:
@@ -317,13 +329,22 @@ class TransferAgent:
             self._counts["late_signals"] += session.num_late
         self._wake()
 
+    def _serve(self) -> None:
+        """Give peers' reads their turn."""
+        if self._transport.needs_serving:
+            try:
+                self._transport.serve()
+            except Exception:  # a peer's read is the peer's to give up
+                _log.exception("%s: serving peers failed", self._worker)
+
     def _delay_s(self, now_s: float) -> float:
         with self._lock:
             receives = list(self._receives.values())
+            is_read_from = self._leases.num_held > 0
             due_s = min(self._leases.next_deadline_s, self._reservations.next_deadline_s)
             idle_s = min(due_s - now_s, self._config.heartbeat_s)
         if any(receive.is_reading for receive in receives):
-            return 0.0 if self._transport.copies_in_poll else self._config.agent_poll_s
-        if receives:
+            return 0.0 if self._transport.is_moving else self._config.agent_poll_s
+        if receives or (is_read_from and self._transport.needs_serving):
             return self._config.agent_poll_s
         return max(idle_s, 0.0)

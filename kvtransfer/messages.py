@@ -29,12 +29,16 @@ class GroupLayout:
         window: positions that a query of these layers sees; None for all. Pages outside are not sent.
         num_sink_tokens: first positions that it sees as well.
         page_bytes: size of a page.
+        num_kv_heads: of these layers, on all ranks; None for the pool's.
+        head_dim: of these layers; None for the pool's.
     """
 
     layer_ids: tuple[int, ...]
     window: int | None
     num_sink_tokens: int
     page_bytes: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,13 @@ class PoolLayout:
     """The shape of one worker's pages; compared field by field at the handshake (C18).
 
     Attributes:
+        num_kv_heads: of the model, on all ranks of a tensor-parallel group.
+        tokens_per_block: may be a multiple or a part of the peer's.
         groups: by layer group id.
         offsets: for each layer group, the byte of the registered memory at which its slot 0 lies. A pool's own:
             not compared.
+        tp_degree: ranks that share the heads; not compared, pages are re-laid out.
+        tp_rank: which of them this memory belongs to.
         exactness_class: names the arithmetic that wrote the pages; workers of unlike kernels must not mix bits.
     """
 
@@ -57,6 +65,8 @@ class PoolLayout:
     layout_version: int = 2
     exactness_class: str = ""
     offsets: tuple[int, ...] = field(default=(0,), compare=False)
+    tp_degree: int = field(default=1, compare=False)
+    tp_rank: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +76,12 @@ class MemoryDescription:
     Attributes:
         transport: name of the transport that wrote this.
         attributes: transport's own (a file path and its length, an agent's metadata, ...).
+        ways: of a worker with several transports, the description of each.
     """
 
     transport: str
     attributes: Mapping[str, str | int | bytes] = field(default_factory=dict)
+    ways: "tuple[MemoryDescription, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)

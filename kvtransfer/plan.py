@@ -7,16 +7,16 @@ its layer group's, and a page is contiguous (design, section 4). Neighbours on b
     destination slots  2  3  4      9    ->    destination  |--2--|--3--|--4--|      |--9--|
                                                              one run of 3 pages       one of 1
 
-Refuses to re-lay pages out: two sides whose tensor-parallel degree or block size differ are refused by
-`check_compatible`. Where they may differ one day, `plan_copies` is the function that cuts a page into
-the pieces that both sides have in one run; everything above and below it only sees `PageCopy`.
+Where the two sides' pages have unlike shapes (block size, tensor-parallel degree), a destination page is filled from
+the parts of the source pages that cover its positions (`relayout`), and neighbours merge as far as they can.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from kvtransfer.errors import HandshakeRefused, PeerError, TransferLogicError
-from kvtransfer.messages import PageCopy, PoolLayout, TransferTicket
+from kvtransfer.messages import GroupLayout, PageCopy, PoolLayout, TransferTicket
+from kvtransfer.relayout import page_shape, pieces
 from manager import BlockOrdinal, LayerGroupId, PageLocation, TierLevel
 
 _PageKey = tuple[BlockOrdinal, LayerGroupId]
@@ -26,15 +26,23 @@ def check_compatible(ours: PoolLayout, theirs: PoolLayout) -> None:
     """Compare two pools field by field.
 
     Raises:
-        HandshakeRefused: they differ; the message names the first such field and both values (C18).
+        HandshakeRefused: they do not fit; the message names the first such field and both values (C18).
     """
     for field in fields(PoolLayout):
-        if not field.compare:
-            continue
         our_value, their_value = getattr(ours, field.name), getattr(theirs, field.name)
-        if our_value != their_value:
+        if field.name == "tokens_per_block":
+            fits = not max(our_value, their_value) % min(our_value, their_value)
+        elif field.name == "groups":
+            fits = _groups_fit(ours, theirs)
+        else:
+            fits = not field.compare or our_value == their_value
+        if not fits:
             msg = f"pools do not fit: {field.name} is {our_value!r} here and {their_value!r} at the peer"
             raise HandshakeRefused(msg)
+    if not _is_alike(ours, theirs):
+        for layout in (ours, theirs):
+            for group in layout.groups:
+                page_shape(layout, group)
 
 
 def plan_copies(ours: PoolLayout, ticket: TransferTicket, destinations: Sequence[PageLocation]) -> tuple[PageCopy, ...]:
@@ -42,12 +50,13 @@ def plan_copies(ours: PoolLayout, ticket: TransferTicket, destinations: Sequence
 
     Args:
         ours: where our pages lie.
-        ticket: the peer's pages; its layout has passed `check_compatible`.
+        ticket: the peer's pages; its layout has passed `check_compatible`. Of a tensor-parallel owner, one rank's.
         destinations: our pages to fill, each block and layer group once, in any order. Of a windowed group these
             are what the window still shows at the prompt's end, whatever else the peer has leased.
 
     Returns:
-        Runs that overlap nowhere in our pool, by source offset. Empty where `destinations` is.
+        Runs that overlap nowhere in our pool, by source offset. Empty where `destinations` is, and where the two
+        ranks share no head.
 
     Raises:
         PeerError: the ticket lacks a wanted page, or contradicts itself.
@@ -55,17 +64,79 @@ def plan_copies(ours: PoolLayout, ticket: TransferTicket, destinations: Sequence
     """
     wanted = _own_offsets(ours, destinations)
     offered = _peer_offsets(ticket)
+    copies = (_whole_pages if _is_alike(ours, ticket.layout) else _parts_of_pages)(ours, ticket, wanted, offered)
+    return _coalesce(sorted(copies, key=lambda copy: copy.source_offset))
+
+
+def _is_alike(ours: PoolLayout, theirs: PoolLayout) -> bool:
+    """Whether pages move whole."""
+    return (ours.tokens_per_block, ours.tp_degree, ours.tp_rank) == (
+        theirs.tokens_per_block,
+        theirs.tp_degree,
+        theirs.tp_rank,
+    )
+
+
+def _groups_fit(ours: PoolLayout, theirs: PoolLayout) -> bool:
+    if _is_alike(ours, theirs):
+        return ours.groups == theirs.groups
+    return [replace(group, page_bytes=0) for group in ours.groups] == [
+        replace(group, page_bytes=0) for group in theirs.groups
+    ]
+
+
+def _whole_pages(
+    ours: PoolLayout, ticket: TransferTicket, wanted: Mapping[_PageKey, int], offered: Mapping[_PageKey, int]
+) -> list[PageCopy]:
     copies: list[PageCopy] = []
     for (block, layer_group), own_offset in wanted.items():
         peer_offset = offered.get((block, layer_group))
         if peer_offset is None or block * ticket.layout.tokens_per_block >= ticket.num_tokens:
-            msg = (
-                f"lease {ticket.lease_id} of {ticket.owner} has {ticket.num_tokens} tokens "
-                f"and no page for block {block}, layer group {layer_group}"
-            )
-            raise PeerError(msg)
+            raise _missing(ticket, block, layer_group)
         copies.append(PageCopy(peer_offset, own_offset, ours.groups[layer_group].page_bytes))
-    return _coalesce(sorted(copies, key=lambda copy: copy.source_offset))
+    return copies
+
+
+def _parts_of_pages(
+    ours: PoolLayout, ticket: TransferTicket, wanted: Mapping[_PageKey, int], offered: Mapping[_PageKey, int]
+) -> list[PageCopy]:
+    theirs = ticket.layout
+    size, their_size = ours.tokens_per_block, theirs.tokens_per_block
+    shapes = [
+        (page_shape(theirs, their_group), page_shape(ours, group))
+        for their_group, group in zip(theirs.groups, ours.groups, strict=True)
+    ]
+    copies: list[PageCopy] = []
+    for (block, layer_group), own_offset in wanted.items():
+        first, end = block * size, min((block + 1) * size, ticket.num_tokens)
+        if first >= end:
+            raise _missing(ticket, block, layer_group)
+        source, destination = shapes[layer_group]
+        for their_block in range(first // their_size, -(-end // their_size)):
+            start, stop = max(first, their_block * their_size), min(end, (their_block + 1) * their_size)
+            peer_offset = offered.get((BlockOrdinal(their_block), layer_group))
+            if peer_offset is None:
+                if _is_out_of_sight(ours.groups[layer_group], start, stop, ticket.num_tokens):
+                    continue
+                raise _missing(ticket, block, layer_group)
+            tokens = (start - their_block * their_size, start - first, stop - start)
+            copies += [
+                PageCopy(peer_offset + from_, own_offset + to, num_bytes)
+                for from_, to, num_bytes in pieces(source, destination, *tokens)
+            ]
+    return copies
+
+
+def _is_out_of_sight(group: GroupLayout, start: int, stop: int, num_tokens: int) -> bool:
+    """Whether no query after the prompt sees these positions: a side with smaller blocks frees them sooner."""
+    return group.window is not None and start >= group.num_sink_tokens and stop <= num_tokens - group.window + 1
+
+
+def _missing(ticket: TransferTicket, block: BlockOrdinal, layer_group: LayerGroupId) -> PeerError:
+    return PeerError(
+        f"lease {ticket.lease_id} of {ticket.owner} has {ticket.num_tokens} tokens "
+        f"and no page for block {block}, layer group {layer_group}"
+    )
 
 
 def _own_offsets(ours: PoolLayout, destinations: Sequence[PageLocation]) -> Mapping[_PageKey, int]:

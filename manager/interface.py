@@ -208,9 +208,10 @@ class KVCacheManager(Protocol):
         """A reservation's pages are verified: history = prompt_length, full blocks are committed."""
         ...
 
-    def grant_lease(self, request: CacheRequest) -> PageLease:
-        """Hold all pages of [0, history_length) for a remote reader.
+    def grant_lease(self, request: CacheRequest, num_tokens: int | None = None) -> PageLease:
+        """Hold all pages of [0, history_length) for a remote reader, or of its first `num_tokens`, whole blocks.
 
+        A block that is not full may still be written by its cache: of one that lives on, lease full blocks.
         The hold is independent of the cache: after `free_resources(request)` the pages stay until
         `end_lease`.
         """

@@ -216,9 +216,13 @@ class KVCacheManagerV2:
         caches.activate(request.token_ids, reuse=self._config.enable_block_reuse)
 
     @_in_complete
-    def grant_lease(self, request: CacheRequest) -> PageLease:
+    def grant_lease(self, request: CacheRequest, num_tokens: int | None = None) -> PageLease:
         """See `KVCacheManager.grant_lease`."""
         caches = self._caches.active(request)
+        leased = caches.primary.history if num_tokens is None else num_tokens
+        if not 0 <= leased <= caches.primary.history or (num_tokens or 0) % self.geometry.tokens_per_block:
+            msg = f"{request.request_id}: cannot lease {leased} of {caches.primary.history} tokens"
+            raise LogicError(msg)
         if caches.primary.draft_lag or caches.needs_encoder:
             msg = (
                 f"{request.request_id}: draft_lag={caches.primary.draft_lag}, needs_encoder={caches.needs_encoder}: "
@@ -228,14 +232,14 @@ class KVCacheManagerV2:
         held: list[tuple[int, ...]] = []
         locations: list[PageLocation] = []
         for member in caches.members:
-            blocks = self.geometry.num_blocks(member.history)
+            blocks = self.geometry.num_blocks(leased if member is caches.primary else member.history)
             for group, column in member.by_group():
                 pages = tuple(page for page in column[:blocks] if page != NONE)
                 self._storage.claim(group, pages)
                 held.append(pages)
             locations += member.locate(0, blocks)
         lease_id = self._leases.add(HeldPages(request.request_id, caches.primary.priority, tuple(held)))
-        return PageLease(lease_id, self.epoch, request.request_id, caches.primary.history, tuple(locations))
+        return PageLease(lease_id, self.epoch, request.request_id, leased, tuple(locations))
 
     @_in_complete
     def end_lease(self, lease_id: LeaseId) -> None:

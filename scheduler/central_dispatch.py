@@ -86,7 +86,8 @@ class Dispatcher:
             return
         request.enter(Phase.CONTEXT)
         request.context_worker = worker
-        self._books.give(worker, request, HoldingKind.CONTEXT, RunContext(attempt_id, request.spec), now_s)
+        command = RunContext(attempt_id, request.spec, has_reader=request.generation_worker is not None)
+        self._books.give(worker, request, HoldingKind.CONTEXT, command, now_s)
 
     def _offer(self, request: TrackedRequest, worker: WorkerName, now_s: float) -> None:
         attempt_id = self._books.ensure_attempt(request)

@@ -27,6 +27,7 @@ from scheduler.messages import (
     RoomReported,
     WorkerReport,
 )
+from scheduler.tickets import ContextPart, DeliverPart
 from scheduler.tracked_request import Phase, TrackedRequest
 
 AttemptReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Finished | Failed | Cancelled
@@ -47,6 +48,10 @@ class ReportHandler:
             self._books.credit.on_room(worker)
             return
         request = self._books.attempts.get(report.attempt_id)
+        if isinstance(report, ContextPart):
+            if request is not None and worker == request.context_worker:
+                self._pass_on(request, report)
+            return
         if request is None or not self._apply(request, worker, report, now_s):
             self._settle_late(worker, report, now_s)
 
@@ -75,6 +80,11 @@ class ReportHandler:
             case _:
                 assert_never(report)
         return applied
+
+    def _pass_on(self, request: TrackedRequest, part: ContextPart) -> None:
+        """To the reader that waits; a part that comes late is in the final ticket."""
+        if request.phase is Phase.CONTEXT and request.generation_worker is not None:
+            self._books.outbox.send(request.generation_worker, DeliverPart(part.attempt_id, part.ticket))
 
     # -- the context half --------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ def _worker_state(record: WorkerRecord, now_s: float) -> JsonObject:
         "iteration": 0,
         "running": 0,
         "waiting": 0,
+        "transports": {},
         "pages": {},
         "ledger": {
             "attempts": record.num_attempts,
@@ -67,6 +68,7 @@ def _worker_state(record: WorkerRecord, now_s: float) -> JsonObject:
             "iteration": record.heartbeat.iteration,
             "running": len(snapshot.running),
             "waiting": len(snapshot.waiting),
+            "transports": dict(snapshot.transports),
             "pages": {tier.value: asdict(counts) for tier, counts in snapshot.stats.tiers.items()},
             "counters": {
                 **snapshot.counters,

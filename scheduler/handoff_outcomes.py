@@ -6,7 +6,7 @@ attempt that is unknown or over changes nothing and is counted: late signals are
 
 from collections import Counter
 
-from manager import KVCacheManager, LeaseId, RequestId
+from manager import KVCacheManager, LeaseId, PageLease, RequestId
 from scheduler.admission import TransferWindow
 from scheduler.request import Request
 from scheduler.request_table import RequestTable
@@ -94,6 +94,19 @@ class HandoffOutcomes:
             request.on_event(AttemptEvent.LEASE_SETTLED if settled else AttemptEvent.FAIL, now_s)
             self._table.leave(request)
         return request
+
+    def lease_part(self, request: Request, num_tokens: int) -> PageLease:
+        """Hold full blocks of a context that goes on; ends by `end_part`."""
+        with self._completing():
+            lease = self._manager.grant_lease(request, num_tokens)
+        self._table.parts.add(lease.lease_id)
+        return lease
+
+    def end_part(self, lease_id: LeaseId) -> None:
+        """Drop a part's holds."""
+        with self._completing():
+            self._manager.end_lease(lease_id)
+        self._table.parts.discard(lease_id)
 
     def _release_quarantine(self, request_id: RequestId) -> None:
         if request_id not in self._table.quarantined:

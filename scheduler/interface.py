@@ -13,7 +13,7 @@ the caller's monotonic seconds, and only lands in histories.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from manager import LeaseId, RequestId
+from manager import LeaseId, PageLease, RequestId
 from scheduler.messages import Handoff
 from scheduler.output import AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
 from scheduler.request import Request
@@ -62,6 +62,17 @@ class IterationScheduler(Protocol):
 
     def on_lease_ended(self, lease_id: LeaseId, now_s: float, *, settled: bool) -> Request | None:
         """A lease we gave is over: drop its holds; returns the context request, or None if unknown."""
+        ...
+
+    def lease_part(self, request: Request, num_tokens: int) -> PageLease:
+        """After a step: hold the full blocks of the first `num_tokens` positions of a context that goes on.
+
+        Ends by `end_part`, whatever becomes of the request. Draft layers, if any, must be where the others are.
+        """
+        ...
+
+    def end_part(self, lease_id: LeaseId) -> None:
+        """A part was read, has expired, or is wanted no more: drop its holds. Once."""
         ...
 
     def schedule(self, now_s: float) -> SchedulerOutput:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from configs import SchedulerConfig
-from manager import KVCacheManager, LeaseId, RequestId
+from manager import KVCacheManager, LeaseId, PageLease, RequestId
 from scheduler.admission import TransferAdmission, TransferWindow
 from scheduler.budget import BudgetTracker
 from scheduler.context_planner import ContextPlanner
@@ -163,6 +163,15 @@ class KVCacheV2Scheduler:
         request = self._outcomes.on_lease_ended(lease_id, now_s, settled=settled)
         self._note_release()
         return request
+
+    def lease_part(self, request: Request, num_tokens: int) -> PageLease:
+        """Hold the first full blocks of a context that goes on, for its reader."""
+        return self._outcomes.lease_part(request, num_tokens)
+
+    def end_part(self, lease_id: LeaseId) -> None:
+        """A part was read, has expired, or is wanted no more."""
+        self._outcomes.end_part(lease_id)
+        self._note_release()
 
     # -- the step --------------------------------------------------------------------------------------
 

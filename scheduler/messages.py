@@ -14,10 +14,11 @@ Frozen values only, picklable, no behaviour. One message a step and receiver: ba
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from manager import Epoch, LeaseId, ManagerStats, WorkerName
 from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term, TokenLogprobs
+from scheduler.tickets import ContextPart, DeliverPart
+from scheduler.tickets import Ticket as Ticket  # part of the messages' vocabulary
 
 
 class WorkerRole(StrEnum):
@@ -26,35 +27,6 @@ class WorkerRole(StrEnum):
     CONTEXT = "context"
     GENERATION = "generation"
     MIXED = "mixed"
-
-
-class Ticket(Protocol):
-    """What a context worker hands over; the scheduler carries it unread. `kvtransfer` has the real one."""
-
-    @property
-    def owner(self) -> WorkerName:
-        """The worker whose pages they are."""
-        ...
-
-    @property
-    def epoch(self) -> Epoch:
-        """Its life when it gave the lease."""
-        ...
-
-    @property
-    def lease_id(self) -> LeaseId:
-        """The hold on the pages."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions whose KV the pages contain."""
-        ...
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all pages."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +56,15 @@ class ErrorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Compute the prompt, draw the first token, lease the pages. Context workers."""
+    """Compute the prompt, draw the first token, lease the pages. Context workers.
+
+    Attributes:
+        has_reader: a generation worker has a place for the pages and reads them as they are computed.
+    """
 
     attempt_id: AttemptId
     spec: RequestSpec
+    has_reader: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +115,7 @@ class RenewLeases:
     reservations: tuple[AttemptId, ...] = ()
 
 
-WorkerCommand = RunContext | RunLocal | OfferGeneration | DeliverHandoff | CancelAttempt | RenewLeases
+WorkerCommand = RunContext | RunLocal | OfferGeneration | DeliverHandoff | DeliverPart | CancelAttempt | RenewLeases
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +207,18 @@ class RoomReported:
     """Something was released since the last Deferred: the oldest deferred offers may be tried again."""
 
 
-WorkerReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Finished | Failed | Cancelled | RoomReported
+WorkerReport = (
+    ContextDone
+    | ContextPart
+    | LeaseEnded
+    | Deferred
+    | Reserved
+    | Activated
+    | Finished
+    | Failed
+    | Cancelled
+    | RoomReported
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +276,7 @@ class WorkerSnapshot:
         waiting: attempts that hold nothing yet.
         commands_seen: term and sequence of the last CommandBatch whose effects are in this account;
             None when the worker does not say.
+        transports: for each worker that pages were read from: over what, and why.
     """
 
     worker: WorkerName
@@ -301,6 +290,7 @@ class WorkerSnapshot:
     stats: ManagerStats
     counters: Mapping[str, int] = field(default_factory=dict)
     commands_seen: tuple[Term, int] | None = None
+    transports: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- worker -> door ------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class RequestTable:
         "leased",
         "offers",
         "ordering",
+        "parts",
         "quarantined",
         "receiving",
         "waiting",
@@ -58,6 +59,8 @@ class RequestTable:
         self.receiving: dict[RequestId, Request] = {}
         self.generations: dict[RequestId, Request] = {}
         self.leased: dict[LeaseId, Request] = {}
+        self.parts: set[LeaseId] = set()
+        """Leases of what contexts that go on have filled so far."""
         self.quarantined: dict[RequestId, Request] = {}
         self._by_id: dict[RequestId, Request] = {}
         self._generation_line: list[Request] | None = None
@@ -126,7 +129,7 @@ class RequestTable:
     @property
     def has_pages_in_flight(self) -> bool:
         """Whether pages will come back without any step: a transfer, a lease or a quarantine ends."""
-        return bool(self.receiving or self.leased or self.quarantined)
+        return bool(self.receiving or self.leased or self.parts or self.quarantined)
 
     def admitted(self) -> Iterator[Request]:
         """Every request counted by `num_admitted`."""

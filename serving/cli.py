@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from configs import DeploymentConfig, DTypeName, KernelSet, load_deployment, parse_setting, preset_names
+from configs import TRANSPORTS, DeploymentConfig, DTypeName, KernelSet, load_deployment, parse_setting, preset_names
 from serving.bench.commands import add_load_benches
 from serving.chaos.command import add_options as add_chaos_options
 from serving.engine.errors import ModelError
@@ -75,6 +75,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting, in YAML"
     )
+    parser.add_argument("--transport", choices=TRANSPORTS, help="how pages move between workers")
     parser.add_argument("--ray-address", help="join this Ray cluster instead of starting one")
     parser.add_argument("--json", action="store_true", help="print the ready line as JSON")
     parser.set_defaults(run=_serve)
@@ -157,6 +158,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
             "mixed_workers": arguments.mixed_workers,
             "ray_address": arguments.ray_address,
         },
+        "transfer": {"transport": arguments.transport},
         "server": {"host": arguments.host, "port": arguments.port},
     }
     if arguments.mixed_workers and arguments.context_workers is None and arguments.generation_workers is None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from configs import CentralConfig, DeploymentConfig
 from kvtransfer.agent import TransferAgent
@@ -170,7 +171,11 @@ class InprocessCluster:
 
 
 def build_cluster(
-    config: DeploymentConfig, model_folder: Path, pool_folder: Path, clock: Callable[[], float] = time.monotonic
+    config: DeploymentConfig,
+    model_folder: Path,
+    pool_folder: Path,
+    clock: Callable[[], float] = time.monotonic,
+    config_of: Mapping[str, DeploymentConfig] = MappingProxyType({}),
 ) -> InprocessCluster:
     """Build every worker that `config` asks for, each with one thread, and connect them.
 
@@ -179,14 +184,14 @@ def build_cluster(
         model_folder: a Hugging Face folder.
         pool_folder: where pool files are made.
         clock: monotonic seconds.
+        config_of: for workers, by name, that are built from a configuration of their own.
     """
     sinks, peers = InprocessSinks(clock), InprocessPeers(clock)
     workers = {}
     for epoch, (name, role) in enumerate(worker_names(config.cluster), start=1):
         identity = WorkerIdentity(WorkerName(name), role, Epoch(epoch), os.getpid())
-        worker = build_worker(
-            identity, WorkerPlan(config, model_folder, pool_folder, num_threads=1), peers, sinks, clock
-        )
+        plan = WorkerPlan(config_of.get(name, config), model_folder, pool_folder, num_threads=1)
+        worker = build_worker(identity, plan, peers, sinks, clock)
         peers.add(identity.name, worker.agent)
         workers[identity.name] = worker
     return InprocessCluster(config.central, workers, sinks, clock)

@@ -27,11 +27,21 @@ class Transport(Protocol):
 
     @property
     def copies_in_poll(self) -> bool:
-        """Whether bytes move inside `poll` only.
+        """Whether bytes are written into our memory inside `poll` only.
 
-        Then polling again at once moves more of them, and an exception out of `poll` proves that nothing is
-        being written. Else bytes move on their own and only `poll`'s answer says that they have stopped.
+        Then an exception out of `poll` proves that nothing is being written. Else bytes move on their own and
+        only `poll`'s answer says that they have stopped.
         """
+        ...
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether polling again at once would move more bytes; else the agent sleeps between two polls."""
+        ...
+
+    @property
+    def needs_serving(self) -> bool:
+        """Whether peers' reads of our memory proceed only while `serve` is called again and again."""
         ...
 
     @property
@@ -57,6 +67,10 @@ class Transport(Protocol):
 
     def error(self, read_id: ReadId) -> str:
         """Why the last FAILED poll of `read_id` failed; empty when unknown."""
+        ...
+
+    def serve(self) -> None:
+        """Do what peers' reads need of this side; returns at once. A no-op unless `needs_serving`."""
         ...
 
     def cancel(self, read_id: ReadId) -> None:

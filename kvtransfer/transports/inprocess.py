@@ -11,7 +11,8 @@ import numpy.typing as npt
 from kvtransfer.errors import PeerError, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
-from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy, check_memory
+from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy
+from kvtransfer.transports.runs import check_memory
 
 _NAME = "inprocess"
 
@@ -77,6 +78,16 @@ class InProcessTransport:
         return True
 
     @property
+    def is_moving(self) -> bool:
+        """Always: the more polls, the more bytes."""
+        return True
+
+    @property
+    def needs_serving(self) -> bool:
+        """Never: readers reach the memory itself."""
+        return False
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes that our reads have copied so far."""
         return self._bytes_moved
@@ -130,6 +141,9 @@ class InProcessTransport:
     def error(self, read_id: ReadId) -> str:
         """Why the last read that failed did, if it was `read_id`."""
         return self._last_error[1] if self._last_error and self._last_error[0] == read_id else ""
+
+    def serve(self) -> None:
+        """Nothing to do."""
 
     def cancel(self, read_id: ReadId) -> None:
         """Stop a read; an ended one is left alone."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.errors import PeerError, TransferLogicError
 from kvtransfer.messages import PageCopy
+from kvtransfer.transports.runs import checked_runs
 
 DEFAULT_MAX_POLL_BYTES = 8 << 20
 """Bytes that one poll copies at most: under 1 ms at memcpy's speed, and too much for the overhead to show."""
@@ -31,18 +31,7 @@ class LocalCopy:
         self, source: npt.NDArray[np.uint8], destination: npt.NDArray[np.uint8], copies: Sequence[PageCopy]
     ) -> None:
         """Check every run before the first byte moves."""
-        source_bytes, destination_bytes = source.size, destination.size
-        runs: list[tuple[int, int, int]] = []
-        for copy in copies:
-            source_offset, destination_offset, num_bytes = copy.source_offset, copy.destination_offset, copy.num_bytes
-            # One comparison chain a run, no call: a long context on a cold cache has thousands.
-            if not (
-                0 <= source_offset <= source_offset + num_bytes <= source_bytes
-                and 0 <= destination_offset <= destination_offset + num_bytes <= destination_bytes
-            ):
-                msg = f"{copy} leaves the source memory of {source_bytes} or our own of {destination_bytes} bytes"
-                raise PeerError(msg)
-            runs.append((source_offset, destination_offset, num_bytes))
+        runs = checked_runs(copies, source.size, destination.size)
         self._source = source
         self._destination = destination
         self._runs = runs
@@ -89,14 +78,3 @@ class LocalCopy:
         if self._offset == num_bytes:
             self._offset = 0
         return max_bytes - length
-
-
-def check_memory(memory: npt.NDArray[np.uint8]) -> None:
-    """Refuse anything but writable 1-D contiguous bytes, which offsets could not address.
-
-    Raises:
-        TransferLogicError: it is something else.
-    """
-    if memory.dtype != np.uint8 or memory.ndim != 1 or not memory.flags.c_contiguous or not memory.flags.writeable:
-        msg = f"a registered memory is 1-D writable contiguous uint8, got {memory.ndim}-D {memory.dtype}"
-        raise TransferLogicError(msg)

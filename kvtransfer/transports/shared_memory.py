@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.errors import PeerError, TransferLogicError
+from kvtransfer.errors import PeerError, PeerUnreachable, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
-from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy, check_memory
+from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy
+from kvtransfer.transports.runs import check_memory
 
 _NAME = "shared_memory"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -117,6 +118,16 @@ class SharedMemoryTransport:
         return True
 
     @property
+    def is_moving(self) -> bool:
+        """Always: the more polls, the more bytes."""
+        return True
+
+    @property
+    def needs_serving(self) -> bool:
+        """Never: readers map the file themselves."""
+        return False
+
+    @property
     def num_mappings(self) -> int:
         """Peers' pools that are mapped now."""
         return len(self._mappings)
@@ -202,6 +213,9 @@ class SharedMemoryTransport:
         """Why the last read that failed did, if it was `read_id`."""
         return self._last_error[1] if self._last_error and self._last_error[0] == read_id else ""
 
+    def serve(self) -> None:
+        """Nothing to do."""
+
     def cancel(self, read_id: ReadId) -> None:
         """Stop a read; an ended one is left alone."""
         read = self._reads.get(read_id)
@@ -229,7 +243,7 @@ class SharedMemoryTransport:
             raise PeerError(msg)
         if boot_id != self._boot_id:
             msg = f"{path} is on another host; {_NAME} works on one host only"
-            raise PeerError(msg)
+            raise PeerUnreachable(msg)
         return _Address(path, inode, device, num_bytes)
 
     def _mapping(self, address: _Address) -> _Mapping:
@@ -239,8 +253,9 @@ class SharedMemoryTransport:
         try:
             descriptor = os.open(address.path, os.O_RDONLY)
         except OSError as error:
+            # It is gone, or its owner sees another /dev/shm than we do.
             msg = f"the peer's pool file cannot be opened: {error}"
-            raise PeerError(msg) from error
+            raise PeerUnreachable(msg) from error
         try:
             reason = _difference(address, os.fstat(descriptor))
             if reason:

@@ -4,6 +4,10 @@ import contextlib
 import os
 import time
 
+import numpy as np
+import numpy.typing as npt
+import ray
+
 from kvtransfer.errors import PeerError
 from kvtransfer.messages import ReaderId, SettleReply
 from manager import Epoch, LeaseId, WorkerName
@@ -12,7 +16,7 @@ from scheduler.messages import CommandBatch, WorkerRegistration, WorkerRole
 from scheduler.spec import Term
 from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
 from serving.actors.worker_links import RayPeers, RaySinks
-from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
+from serving.workers.worker_plan import Surroundings, WorkerIdentity, WorkerPlan
 
 _LAST_WORD_S = 0.2  # Ray sends in the background
 
@@ -32,7 +36,15 @@ class WorkerActor:
         prepare_process(place, name)
         self._directory = directory = Directory(place.namespace)
         identity = WorkerIdentity(WorkerName(name), role, Epoch(time.time_ns()), os.getpid())
-        self._worker = build_worker(identity, plan, RayPeers(directory), RaySinks(directory))
+        spans_hosts = bool(plan.config.cluster.ray_address)  # a Ray of our own is this host alone
+        host = ray.util.get_node_ip_address() if spans_hosts else "127.0.0.1"
+        self._worker = build_worker(
+            identity,
+            plan,
+            RayPeers(directory),
+            RaySinks(directory),
+            surroundings=Surroundings(host, place.namespace, spans_hosts),
+        )
         self._registration = self._worker.registration()
         self._worker.start(on_fatal=_exit_after_last_word)
         directory.find(CENTRAL_NAME).register_worker.remote(self._registration)
@@ -53,6 +65,10 @@ class WorkerActor:
     def settle(self, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> SettleReply:
         """A peer has read a lease."""
         return self._worker.agent.settle(lease_id, epoch, reader, time.monotonic())
+
+    def answer_fetch(self, life: str, runs: list[tuple[int, int]]) -> npt.NDArray[np.uint8]:
+        """A peer reads our pages through the object store."""
+        return self._worker.answer_fetch(life, runs)
 
     def stop(self) -> None:
         """End the threads, release the memory."""

@@ -37,13 +37,14 @@ from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_po
 SIZES_BYTES = (1 << 20, 16 << 20, 256 << 20)
 PAGE_BYTES = 256 << 10
 _FIXED_REPEATS = 200
+_WAIT_S = 50e-6
 
 
 class TransportRow(TypedDict):
     """One row of the table, as it is printed and written to JSON.
 
     `bytes` is the payload of one read, `gb_s` payload in 1e9 bytes per second, `of_memcpy` and `of_huge_memcpy`
-    that divided by memcpy's, `fixed_us` the microseconds of a read of one byte.
+    that divided by memcpy's, `fixed_us` the microseconds of a read of one byte, `descriptors` the runs of a read.
     """
 
     transport: str
@@ -52,10 +53,11 @@ class TransportRow(TypedDict):
     of_memcpy: float
     of_huge_memcpy: float
     fixed_us: float
+    descriptors: int
 
 
 def run(sizes_bytes: Sequence[int] = SIZES_BYTES, page_bytes: int = PAGE_BYTES, repeats: int = 7) -> list[TransportRow]:
-    """Measure every transport of one host.
+    """Measure every transport that is installed, between processes of this host.
 
     Args:
         sizes_bytes: payloads; each a multiple of `page_bytes`.
@@ -68,20 +70,23 @@ def run(sizes_bytes: Sequence[int] = SIZES_BYTES, page_bytes: int = PAGE_BYTES, 
     pool_bytes = max(sizes_bytes)
     rows: list[TransportRow] = []
     with _shared_memory_pair(pool_bytes) as (transport, source):
-        rows += _measure(transport, source, sizes_bytes, page_bytes, repeats)
+        rows += measure(transport, source, sizes_bytes, page_bytes, repeats)
     with _inprocess_pair(pool_bytes) as (transport, source):
-        rows += _measure(transport, source, sizes_bytes, page_bytes, repeats)
-    return rows
+        rows += measure(transport, source, sizes_bytes, page_bytes, repeats)
+    from serving.bench.network_transport import network_rows  # which measures with this module
+
+    return rows + network_rows(sizes_bytes, page_bytes, repeats)
 
 
-def _measure(
+def measure(
     transport: Transport, source: MemoryDescription, sizes_bytes: Sequence[int], page_bytes: int, repeats: int
 ) -> list[TransportRow]:
+    """Rows of one transport, whose memory and `source` hold the largest size."""
     fixed_s = statistics.median(
         _seconds(lambda: _read(transport, source, [PageCopy(0, 0, 1)])) for _ in range(_FIXED_REPEATS)
     )
     pool_bytes = max(sizes_bytes)
-    small, huge = (_touched(pool_bytes), _touched(pool_bytes)), (_huge(pool_bytes), _huge(pool_bytes))
+    small, huge = (touched(pool_bytes), touched(pool_bytes)), (_huge(pool_bytes), _huge(pool_bytes))
     rows: list[TransportRow] = []
     for num_bytes in sizes_bytes:
         copies = _scattered(num_bytes, page_bytes)
@@ -98,6 +103,7 @@ def _measure(
                 "of_memcpy": round(small_s / seconds, 2),
                 "of_huge_memcpy": round(huge_s / seconds, 2),
                 "fixed_us": round(fixed_s * 1e6, 1),
+                "descriptors": len(copies),
             }
         )
     return rows
@@ -115,7 +121,8 @@ def _scattered(num_bytes: int, page_bytes: int) -> list[PageCopy]:
 def _read(transport: Transport, source: MemoryDescription, copies: Sequence[PageCopy]) -> None:
     read_id = transport.read(source, copies)
     while (status := transport.poll(read_id)) is ReadStatus.PENDING:
-        pass
+        if not transport.is_moving:
+            time.sleep(_WAIT_S)  # lets the threads of a transport run, as an agent does
     if status is not ReadStatus.DONE:
         msg = f"{transport.name}: the read ended as {status}: {transport.error(read_id)}"
         raise RuntimeError(msg)
@@ -133,7 +140,7 @@ def _seconds(action: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def _touched(num_bytes: int) -> npt.NDArray[np.uint8]:
+def touched(num_bytes: int) -> npt.NDArray[np.uint8]:
     """Private memory with the smallest pages."""
     return _private(num_bytes, mmap.MADV_NOHUGEPAGE)
 
@@ -155,8 +162,8 @@ def _private(num_bytes: int, advice: int) -> npt.NDArray[np.uint8]:
 def _inprocess_pair(pool_bytes: int) -> Iterator[tuple[Transport, MemoryDescription]]:
     registry = InProcessRegistry()
     owner, reader = InProcessTransport(registry, "owner"), InProcessTransport(registry, "reader")
-    owner.register(_touched(pool_bytes))
-    reader.register(_touched(pool_bytes))
+    owner.register(touched(pool_bytes))
+    reader.register(touched(pool_bytes))
     yield reader, owner.describe()
     reader.close()
     owner.close()

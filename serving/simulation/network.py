@@ -94,6 +94,16 @@ class VirtualTransport:
         """Never: time moves the bytes."""
         return False
 
+    @property
+    def is_moving(self) -> bool:
+        """Never: polls move nothing."""
+        return False
+
+    @property
+    def needs_serving(self) -> bool:
+        """Never: the network is one object."""
+        return False
+
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
         """There is no memory: refused, so that nobody waits for bytes that do not exist."""
         msg = f"{self._worker} is simulated and has no memory to register ({memory.size} bytes)"
@@ -155,6 +165,9 @@ class VirtualTransport:
     def error(self, read_id: ReadId) -> str:
         """Two causes only, and either is gone by now."""
         return f"read {read_id}: injected failure, or its source died"
+
+    def serve(self) -> None:
+        """Nothing to do."""
 
     def cancel(self, read_id: ReadId) -> None:
         """Stop a read; an ended one is left alone."""

@@ -9,7 +9,6 @@ import torch
 
 from configs import DiskTierConfig, HostTierConfig, KVCacheConfig, ModelConfig
 from kvtransfer import PeerChannel, TransferAgent
-from kvtransfer.transports.shared_memory import SharedMemoryTransport
 from manager import CacheConfigError, LayerGroupId
 from manager.geometry import CacheGeometry
 from manager.kv_cache_manager import KVCacheManagerV2
@@ -35,8 +34,11 @@ from serving.workers.outbox import Outbox, WorkerSinks
 from serving.workers.self_audit import SelfAudit
 from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker
+from serving.workers.transports import make_transport
 from serving.workers.worker import Worker
-from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
+from serving.workers.worker_plan import Surroundings, WorkerIdentity, WorkerPlan
+
+_ALONE = Surroundings()
 
 
 def build_worker(
@@ -45,6 +47,7 @@ def build_worker(
     peers: PeerChannel,
     sinks: WorkerSinks,
     clock: Callable[[], float] = time.monotonic,
+    surroundings: Surroundings = _ALONE,
 ) -> Worker:
     """Load the model and connect everything; nothing runs yet.
 
@@ -52,6 +55,7 @@ def build_worker(
         ModelFileError: the model's folder is damaged.
         CacheConfigError: the quotas cannot work.
         OSError: there is no room for the pool.
+        TransportUnavailable: the configured transport is missing here.
     """
     if plan.num_threads:
         torch.set_num_threads(plan.num_threads)
@@ -64,13 +68,13 @@ def build_worker(
         left_behind.unlink()
     pool_path = plan.pool_folder / f"{identity.name}-{identity.epoch}.pool"
     device = DevicePools(geometry, pool_path, config.engine.device)
-    transport = SharedMemoryTransport(pool_path)
-    transport.register(device.memory)
+    transport = make_transport(config.transfer.transport, identity, pool_path, surroundings)
+    transport.best.register(device.memory)
 
     wake = threading.Event()
     kernels = exactness_class(config.engine.kernels, model, config.engine.device)
     layout = device.layout(model, model_fingerprint(plan.model_folder), kernels, dtype)
-    agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
+    agent = TransferAgent(transport.best, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
     tiers: list[SlotPool] = [*device.pools, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
     copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
     manager = KVCacheManagerV2(geometry, config.cache, identity.epoch, copies)
@@ -97,6 +101,8 @@ def build_worker(
         outbox=Outbox(identity.name, identity.epoch, sinks),
         staging=device.staging,
         wake=wake,
+        overlaps=config.transfer.overlap,
+        transport_choices=lambda: transport.best.choices,
         self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
     )
     loop = WorkerLoop(identity, parts, clock)
@@ -105,6 +111,7 @@ def build_worker(
         loop,
         AgentThread(loop, agent, sinks, config.transfer.heartbeat_s, clock),
         manager=manager,
+        transport=transport,
         on_close=lambda: _close(manager, tiers, pool_path),
     )
 

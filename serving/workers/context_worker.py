@@ -10,6 +10,7 @@ from scheduler.interface import IterationScheduler
 from scheduler.messages import ContextDone, Handoff, LeaseEnded
 from scheduler.request import Request
 from scheduler.spec import AttemptId
+from serving.workers.context_parts import ContextParts
 from serving.workers.outbox import Outbox
 from serving.workers.staging import PageStaging
 
@@ -18,9 +19,15 @@ class ContextSide:
     """Leases that this worker gave, by attempt."""
 
     def __init__(
-        self, scheduler: IterationScheduler, agent: TransferAgent, outbox: Outbox, staging: PageStaging
+        self,
+        scheduler: IterationScheduler,
+        agent: TransferAgent,
+        outbox: Outbox,
+        staging: PageStaging,
+        parts: ContextParts,
     ) -> None:
-        """All four belong to the same loop."""
+        """All five belong to the same loop."""
+        self.parts = parts
         self._scheduler = scheduler
         self._agent = agent
         self._outbox = outbox
@@ -48,10 +55,12 @@ class ContextSide:
 
     def finished_by_first_token(self, request: Request) -> None:
         """Nothing to transfer (C4)."""
+        self.parts.drop(request.attempt_id)
         self._outbox.report(ContextDone(request.attempt_id, None))
 
     def drop_lease(self, attempt_id: AttemptId, now_s: float) -> None:
-        """The attempt was cancelled: nobody will read its pages."""
+        """The attempt was cancelled, or failed: nobody will read its pages."""
+        self.parts.drop(attempt_id)
         lease_id = self._leases.get(attempt_id)
         # False: it has ended before, and its outcome is on its way to `on_lease`.
         if lease_id is not None and self._agent.drop_lease(lease_id):
@@ -61,6 +70,9 @@ class ContextSide:
 
     def on_lease(self, outcome: LeaseOutcome, now_s: float) -> None:
         """A lease was settled, expired or dropped: its pages are the manager's again."""
+        if self.parts.on_lease(outcome.lease_id):
+            return
+        self.parts.drop(AttemptId(outcome.request_id))
         self._leases.pop(AttemptId(outcome.request_id), None)
         self._handoffs.pop(AttemptId(outcome.request_id), None)
         request = self._scheduler.on_lease_ended(outcome.lease_id, now_s, settled=outcome.settled)

@@ -66,7 +66,15 @@ class DevicePools:
             tokens_per_block=self._geometry.tokens_per_block,
             dtype=str(dtype).removeprefix("torch."),
             groups=tuple(
-                GroupLayout(group.layer_ids, group.window, group.num_sink_tokens, group.page_bytes) for group in groups
+                GroupLayout(
+                    group.layer_ids,
+                    group.window,
+                    group.num_sink_tokens,
+                    group.page_bytes,
+                    group.num_kv_heads,
+                    group.head_dim,
+                )
+                for group in groups
             ),
             exactness_class=exactness_class,
             offsets=tuple(self._starts[group.pool_group_id] for group in groups),

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -49,8 +49,10 @@ from scheduler.output import DrawnToken, SchedulerOutput
 from scheduler.request import Request
 from scheduler.spec import AttemptId, FinishReason, Term
 from scheduler.states import AttemptState
+from scheduler.tickets import DeliverPart
 from serving.engine.batch import StepBatch, StepResult
 from serving.workers.batch_builder import BatchBuilder
+from serving.workers.context_parts import ContextParts
 from serving.workers.context_worker import ContextSide
 from serving.workers.generation_worker import GenerationSide
 from serving.workers.introduction import IntroductionSink, held_parts
@@ -89,6 +91,10 @@ class WorkerParts:
     wake: threading.Event
     """Set by whoever has something for the loop."""
     self_audit: SelfAudit
+    overlaps: bool = True
+    """Whether contexts are offered in parts (`TransferConfig.overlap`)."""
+    transport_choices: Callable[[], Mapping[str, str]] = dict
+    """For each peer that pages were read from: over what, and why."""
 
 
 @dataclass(slots=True)
@@ -120,7 +126,8 @@ class WorkerLoop:
         self._scores = TokenScores()
         self._progress = _Progress()
         self._counts = dict.fromkeys(_COUNTER_NAMES, 0)
-        self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
+        context_parts = ContextParts(parts.manager, parts.scheduler, parts.agent, parts.outbox, parts.staging)
+        self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging, context_parts)
         self._generation_side = GenerationSide(
             parts.manager, parts.scheduler, parts.agent, parts.outbox, self._phases, parts.staging
         )
@@ -210,6 +217,8 @@ class WorkerLoop:
                 self._admit(command, now_s)
             case DeliverHandoff():
                 self._generation_side.deliver(command, now_s)
+            case DeliverPart():
+                self._generation_side.deliver_part(command, now_s)
             case CancelAttempt():
                 self._end(command.attempt_id, now_s)
             case RenewLeases():
@@ -228,6 +237,8 @@ class WorkerLoop:
                 self._phases.enter(command.attempt_id, "offer", now_s)
             else:
                 self._scheduler.add_context(command.attempt_id, command.spec, now_s)
+                if isinstance(command, RunContext) and command.has_reader and self._parts.overlaps:
+                    self._context_side.parts.expect(command.attempt_id)
                 self._phases.enter(command.attempt_id, "queue", now_s)
         except InvalidRequest as error:
             kind = ErrorKind.NEVER_FITS
@@ -316,6 +327,7 @@ class WorkerLoop:
         self._scores.take(output, result)
         completed = self._scheduler.complete(output, drawn, self._clock())
         now_s = self._clock()
+        self._context_side.parts.offer(output.contexts, now_s)
         faults = {}
         for request, position, token in completed.tokens:
             if (fault := self._parts.batch_builder.fault(request.attempt_id)) is not None:
@@ -345,6 +357,7 @@ class WorkerLoop:
 
     def _fail(self, request: Request, kind: ErrorKind, message: str, *, retriable: bool) -> None:
         self._forget(request.attempt_id)
+        self._context_side.parts.drop(request.attempt_id)
         self._outbox.report(Failed(request.attempt_id, kind, message, retriable=retriable))
 
     def _forget(self, attempt_id: AttemptId) -> None:
@@ -364,6 +377,9 @@ class WorkerLoop:
         counters["transfers"] = transfers["receives_verified"]
         counters["transfer_bytes"] = transfers["bytes_received"]
         counters.update(self._counts)
+        counters["parts_offered"] = self._context_side.parts.num_offered
+        counters["parts_received"] = self._generation_side.num_parts
+        counters["exposed_bytes"] = self._generation_side.exposed_bytes
         counters["late_signals"] = late_signals
         return WorkerSnapshot(
             worker=self._identity.name,
@@ -376,5 +392,6 @@ class WorkerLoop:
             waiting=tuple(request.attempt_id for request in self._scheduler.waiting),
             stats=self._parts.manager.stats(),
             counters=counters,
+            transports=self._parts.transport_choices(),
             commands_seen=self._commands_seen,
         )

@@ -4,7 +4,10 @@ import logging
 import threading
 from collections.abc import Callable
 
-from kvtransfer import TransferAgent
+import numpy as np
+import numpy.typing as npt
+
+from kvtransfer import PeerError, TransferAgent
 from manager import CorruptedError
 from manager.kv_cache_manager import KVCacheManagerV2
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot, WorkerState
@@ -12,6 +15,7 @@ from scheduler.spec import Term
 from serving.workers.agent_thread import AgentThread
 from serving.workers.introduction import IntroductionSink
 from serving.workers.step_loop import WorkerLoop
+from serving.workers.transports import WorkerTransport
 from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
@@ -28,6 +32,7 @@ class Worker:
         agent_thread: AgentThread,
         *,
         manager: KVCacheManagerV2,
+        transport: WorkerTransport,
         on_close: Callable[[], None],
     ) -> None:
         """Use `assembly.build_worker`."""
@@ -35,6 +40,7 @@ class Worker:
         self.manager = manager
         self._loop = loop
         self._agent_thread = agent_thread
+        self._transport = transport
         self._on_close = on_close
         self._is_stopping = False
         self._on_fatal: Callable[[], None] = _nothing
@@ -69,6 +75,13 @@ class Worker:
     def introduce(self, term: Term, sink: IntroductionSink) -> None:
         """A central scheduler of `term` asks what is held here, from any thread."""
         self._loop.introduce(term, self.registration(), sink)
+
+    def answer_fetch(self, life: str, runs: list[tuple[int, int]]) -> npt.NDArray[np.uint8]:
+        """Bytes of our memory for a peer that reads through the object store, on any thread. Raises PeerError."""
+        if self._transport.answer_fetch is None:
+            msg = f"{self.identity.name} has no object store transport"
+            raise PeerError(msg)
+        return self._transport.answer_fetch(life, runs)
 
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""

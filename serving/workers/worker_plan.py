@@ -39,6 +39,21 @@ def worker_names(cluster: ClusterConfig) -> Iterator[tuple[str, WorkerRole]]:
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a worker must know of where it runs.
+
+    Attributes:
+        host: address of this host that the other workers' hosts can connect to.
+        namespace: Ray's, in which its actor has its name; empty without Ray.
+        spans_hosts: whether other workers may be on other hosts.
+    """
+
+    host: str = "127.0.0.1"
+    namespace: str = ""
+    spans_hosts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerIdentity:
     """Who a worker is."""
 

@@ -38,6 +38,7 @@ from scheduler.messages import (
     WorkerState,
 )
 from scheduler.spec import AttemptId, FinishReason, RequestSpec, RequestUid, Term
+from scheduler.tickets import ContextPart, DeliverPart
 
 _NO_TERM = Term(0)
 KINDS = {
@@ -134,7 +135,7 @@ class ModelWorker:
                     self.handoffs[command.attempt_id] = command.handoff
             case CancelAttempt():
                 self._cancel(command.attempt_id)
-            case RenewLeases():
+            case RenewLeases() | DeliverPart():
                 pass
             case _:
                 assert_never(command)
@@ -164,6 +165,12 @@ class ModelWorker:
         self.parts[attempt_id] = "leased"
         self.tickets[attempt_id] = ticket
         self.reports.append(ContextDone(attempt_id, Handoff(ticket, first_token_id=7)))
+
+    def offer_part(self, attempt_id: AttemptId) -> None:
+        """Some of the prompt is computed."""
+        self._expect(attempt_id, "context")
+        ticket = FakeTicket(self.name, self.epoch, LeaseId(next(self.lease_ids)), 1)
+        self.reports.append(ContextPart(attempt_id, ticket))
 
     def finish_by_first_token(self, attempt_id: AttemptId) -> None:
         """The first token ends the request."""

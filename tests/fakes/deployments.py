@@ -2,8 +2,9 @@
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from configs import DeploymentConfig
 from scheduler.messages import DoorNotice
@@ -31,6 +32,7 @@ class Deployment:
         pool_folder: Path,
         *,
         clock: Callable[[], float] = time.monotonic,
+        config_of: Mapping[str, DeploymentConfig] = MappingProxyType({}),
     ) -> None:
         """Build every worker that `config` asks for."""
         self.config = config
@@ -41,7 +43,7 @@ class Deployment:
         self.specs: dict[RequestUid, RequestSpec] = {}
         self.finished: dict[RequestUid, FinishReason] = {}
         self.notices: list[DoorNotice] = []
-        self.cluster = build_cluster(config, model_folder, pool_folder, clock)
+        self.cluster = build_cluster(config, model_folder, pool_folder, clock, config_of)
 
     def submit(
         self, prompt: Sequence[int], max_tokens: int, *, sampling: SamplingParams | None = None, ignore_eos: bool = True

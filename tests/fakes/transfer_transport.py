@@ -19,6 +19,8 @@ class GatedTransport:
     """A `Transport` around the in-process one; gates that are open let everything through at once."""
 
     copies_in_poll = False
+    is_moving = False
+    needs_serving = False
 
     def __init__(self, registry: InProcessRegistry, name: str, max_poll_bytes: int = 1 << 20) -> None:
         self._inner = InProcessTransport(registry, name, max_poll_bytes)
@@ -85,6 +87,9 @@ class GatedTransport:
 
     def error(self, read_id: ReadId) -> str:
         return self._failed.get(read_id) or self._inner.error(read_id)
+
+    def serve(self) -> None:
+        pass
 
     def cancel(self, read_id: ReadId) -> None:
         self._maybe_raise("cancel")

@@ -97,7 +97,10 @@ def test_equal_pools_are_compatible() -> None:
     check_compatible(LAYOUT, dataclasses.replace(LAYOUT))
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(PoolLayout) if field.compare])
+_COMPARED = [field.name for field in dataclasses.fields(PoolLayout) if field.compare]
+
+
+@pytest.mark.parametrize("field", [name for name in _COMPARED if name != "tokens_per_block"])
 def test_the_handshake_names_the_field_that_differs(field: str) -> None:
     ours = getattr(LAYOUT, field)
     other = dataclasses.replace(LAYOUT, **{field: ours + ours})
@@ -117,6 +120,11 @@ def test_the_handshake_refuses_other_windows_and_names_them() -> None:
     other = dataclasses.replace(LAYOUT, groups=(full, dataclasses.replace(windowed, window=12)))
     with pytest.raises(HandshakeRefused, match=r"groups is .*window=8.* here and .*window=12.* at the peer"):
         check_compatible(LAYOUT, other)
+
+
+def test_block_sizes_must_differ_by_a_factor() -> None:
+    with pytest.raises(HandshakeRefused, match="tokens_per_block is 4 here and 6 at the peer"):
+        check_compatible(LAYOUT, dataclasses.replace(LAYOUT, tokens_per_block=6))
 
 
 def test_pools_of_other_sizes_are_compatible() -> None:

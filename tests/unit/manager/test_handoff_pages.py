@@ -33,6 +33,30 @@ def test_leased_pages_outlive_their_request_and_are_not_evicted(audited: Registe
     assert counts(manager) == PageCounts(total=4, free=2, cached=2)
 
 
+def test_a_part_of_what_is_computed_can_be_leased_while_the_rest_goes_on(audited: Register) -> None:
+    manager = audited(make_manager(6))
+    request = FakeRequest("a", list(range(10)))
+    compute_context(manager, request)
+    complete = manager.begin_complete()
+    part = manager.grant_lease(request, 8)
+    for wrong in (-4, 7, 12):
+        with pytest.raises(LogicError, match="cannot lease"):
+            manager.grant_lease(request, wrong)
+    complete.commit()
+    assert (part.num_tokens, [page.slot for page in part.pages]) == (8, [0, 1])
+    assert counts(manager).leased == 2
+    complete = manager.begin_complete()
+    whole = manager.grant_lease(request)
+    manager.free_resources(request)
+    complete.commit()
+    assert [page.slot for page in whole.pages] == [0, 1, 2]
+    for lease_id in (whole.lease_id, part.lease_id):
+        complete = manager.begin_complete()
+        manager.end_lease(lease_id)
+        complete.commit()
+    assert counts(manager) == PageCounts(total=6, free=4, cached=2)
+
+
 def test_a_lease_ends_once(audited: Register) -> None:
     manager = audited(make_manager())
     complete = manager.begin_complete()

@@ -2,6 +2,7 @@
 
 from configs import CentralConfig, DispatchPolicy
 from scheduler.messages import DeliverHandoff, OfferGeneration, RunContext
+from scheduler.tickets import DeliverPart
 from tests.fakes.central_workers import ModelWorker
 from tests.fakes.central_world import CentralWorld, make_spec
 
@@ -29,6 +30,41 @@ def test_the_offer_comes_first_then_the_context_then_the_handoff() -> None:
     assert [type(command) for command in world.commands("g0")] == [OfferGeneration, DeliverHandoff]
     world.activate("a")
     world.finish("a")
+    world.assert_idle()
+
+
+def _parts(world: CentralWorld, worker: str) -> list[DeliverPart]:
+    return [command for command in world.commands(worker) if isinstance(command, DeliverPart)]
+
+
+def test_parts_of_a_context_go_to_the_reader_that_waits_for_it_and_change_nothing_else() -> None:
+    world = _world()
+    world.submit(make_spec("a"))
+    world.reserve("a")
+    (run,) = world.commands("c0")
+    assert isinstance(run, RunContext)
+    assert run.has_reader
+    world.do_each("c0", ModelWorker.offer_part, "a")
+    world.do_each("c0", ModelWorker.offer_part, "a")
+    assert [part.attempt_id for part in _parts(world, "g0")] == [run.attempt_id] * 2
+    world.compute_context("a")
+    world.activate("a")
+    world.finish("a")
+    world.assert_idle()
+
+
+def test_a_part_of_a_cancelled_request_goes_nowhere() -> None:
+    world = _world()
+    world.submit(make_spec("a"))
+    world.reserve("a")
+    attempt_id = world.attempt("c0", "a")
+    world.workers["c0"].read_commands()
+    world.workers["c0"].offer_part(attempt_id)
+    world.cancel("a")
+    world.workers["c0"].flush()
+    world.receive(world.workers["c0"])
+    assert _parts(world, "g0") == []
+    _read_all(world)
     world.assert_idle()
 
 
