@@ -13,6 +13,7 @@ class ServerConfig(Section):
 
     Attributes:
         port: 0 takes any free one.
+        doors: processes that answer on it; more than one where text keeps one busy, or its loss would be too much.
         served_model_name: name in the API; empty means the model's own.
         max_choices: largest n.
         max_prompts: prompts in one completion request.
@@ -24,6 +25,7 @@ class ServerConfig(Section):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    doors: int = 1
     served_model_name: str = ""
     max_body_bytes: int = 4 << 20
     max_choices: int = 16
@@ -35,7 +37,7 @@ class ServerConfig(Section):
 
     def __post_init__(self) -> None:
         """Refuse bad values."""
-        self.require_positive("max_body_bytes", "max_choices", "max_prompts", "kept_timelines")
+        self.require_positive("doors", "max_body_bytes", "max_choices", "max_prompts", "kept_timelines")
         self.require_not_negative("drain_timeout_s")
         if not all(self.api_keys):
             msg = "api_keys has an empty key"

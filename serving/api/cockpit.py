@@ -9,6 +9,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
+from serving.api.all_doors import AllDoors, newest_requests, recent_latencies
 from serving.frontend import Frontend
 from serving.metrics import CONTENT_TYPE, ClusterSamples, render
 
@@ -25,14 +26,16 @@ _PAGE_HEADERS = {
 class CockpitEndpoints:
     """Routes that only watch."""
 
-    def __init__(self, frontend: Frontend, model: str, version: str) -> None:
+    def __init__(self, frontend: Frontend, doors: AllDoors, model: str, version: str) -> None:
         """Args.
 
-        frontend: knows streams and the cluster.
+        frontend: knows the cluster.
+        doors: know their streams.
         model: the name in the API.
         version: of this software.
         """
         self._frontend = frontend
+        self._doors = doors
         self._model = model
         self._version = version
         self._watch = ClusterWatch(frontend)
@@ -41,7 +44,8 @@ class CockpitEndpoints:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: 200 also without the central scheduler; `pdserve:up` tells."""
         state = await self._frontend.cluster_state_or_none()
-        body = render(self._frontend.metrics, ClusterSamples(self._model, state))
+        doors = [account.metrics for account in await self._doors.accounts()]
+        body = render(doors, ClusterSamples(self._model, state))
         return Response(body, media_type=CONTENT_TYPE)
 
     async def dashboard(self, request: Request) -> Response:
@@ -54,12 +58,13 @@ class CockpitEndpoints:
 
     async def _events(self) -> AsyncGenerator[str, None]:
         while True:
+            accounts = await self._doors.accounts()
             event = {
                 "model": self._model,
                 "version": self._version,
                 "cluster": await self._watch.state(),
-                "latency": self._frontend.metrics.recent.to_json(),
-                "requests": self._frontend.recent_timelines(_RECENT_REQUESTS),
+                "latency": recent_latencies(accounts).to_json(),
+                "requests": newest_requests(accounts, _RECENT_REQUESTS),
             }
             yield f"data: {json.dumps(event)}\n\n"
             if self._frontend.is_closed:

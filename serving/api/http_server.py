@@ -14,6 +14,7 @@ import uvicorn
 from configs import DeploymentConfig
 from scheduler.spec import DoorName
 from serving.api.app import create_app
+from serving.door_peers import DoorPeers
 from serving.endpoint import SchedulerEndpoint
 from serving.engine.model_folder import load_model_config
 from serving.frontend import Frontend
@@ -46,6 +47,8 @@ class DoorServer:
         model_folder: Path,
         door: DoorName,
         max_request_tokens: int,
+        *,
+        peers: DoorPeers | None = None,
     ) -> None:
         """Load the tokenizer; nothing listens yet.
 
@@ -55,6 +58,7 @@ class DoorServer:
             model_folder: a Hugging Face folder.
             door: this door's name.
             max_request_tokens: prompt and output tokens that every worker's pools can hold.
+            peers: the other doors; None when there are none.
         """
         model = load_model_config(model_folder)
         name = config.server.served_model_name or model_folder.name
@@ -76,9 +80,10 @@ class DoorServer:
             clock=time.monotonic,
             seed_source=lambda: secrets.randbelow(_MAX_SEED),
         )
-        app = create_app(self.frontend, config.server, name, version("pdserve"))
+        app = create_app(self.frontend, config.server, version("pdserve"), peers=peers)
         self._drain_timeout_s = config.server.drain_timeout_s
         self._address = (config.server.host, config.server.port)
+        self._shares_port = config.server.doors > 1
         self._server = _EmbeddedServer(
             uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, server_header=False)
         )
@@ -88,7 +93,11 @@ class DoorServer:
         """Listen; returns the port. Raises OSError when it cannot be had."""
         host, port = self._address
         listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=_BACKLOG,
+            # Alone, a second server on this port must fail.
+            reuse_port=self._shares_port,
         )
         # Accepted connections inherit it. Without it, an answer's body waits for the client's delayed ACK of its head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
