@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from manager import WorkerName
-from scheduler.messages import PhaseDurations
+from scheduler.durations import PhaseDurations
 from scheduler.spec import AttemptId, FinishReason, RequestUid
 
 

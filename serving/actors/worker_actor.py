@@ -12,6 +12,7 @@ from scheduler.messages import CommandBatch, WorkerRegistration, WorkerRole
 from scheduler.spec import Term
 from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
 from serving.actors.worker_links import RayPeers, RaySinks
+from serving.tracing.history import WorkerHistory
 from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
 
 _LAST_WORD_S = 0.2  # Ray sends in the background
@@ -53,6 +54,10 @@ class WorkerActor:
     def settle(self, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> SettleReply:
         """A peer has read a lease."""
         return self._worker.agent.settle(lease_id, epoch, reader, time.monotonic())
+
+    def history(self, seconds: float) -> WorkerHistory:
+        """For `pdserve trace export`."""
+        return self._worker.history(seconds)
 
     def stop(self) -> None:
         """End the threads, release the memory."""

@@ -50,6 +50,7 @@ from scheduler.request import Request
 from scheduler.spec import AttemptId, FinishReason, Term
 from scheduler.states import AttemptState
 from serving.engine.batch import StepBatch, StepResult
+from serving.tracing.history import StepHistory, WorkerHistory
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.context_worker import ContextSide
 from serving.workers.generation_worker import GenerationSide
@@ -116,7 +117,8 @@ class WorkerLoop:
         self._asked: deque[tuple[Term, WorkerRegistration, IntroductionSink]] = deque()
         self._term = Term(0)
         self._commands_seen: tuple[Term, int] | None = None
-        self._phases = PhaseClock(identity.name)
+        self._history = StepHistory()
+        self._phases = PhaseClock(identity.name, self._history)
         self._scores = TokenScores()
         self._progress = _Progress()
         self._counts = dict.fromkeys(_COUNTER_NAMES, 0)
@@ -145,6 +147,12 @@ class WorkerLoop:
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""
         return self._snapshot
+
+    def history(self, seconds: float) -> WorkerHistory:
+        """What was done in the last `seconds`."""
+        now_s, identity = self._clock(), self._identity
+        told = self._history.tell(self._phases.present(now_s), now_s, seconds)
+        return WorkerHistory(identity.name, identity.role, identity.pid, identity.epoch, *told)
 
     @property
     def longest_step_s(self) -> float:
@@ -225,13 +233,14 @@ class WorkerLoop:
         try:
             if isinstance(command, OfferGeneration):
                 self._generation_side.offer(command, now_s)
-                self._phases.enter(command.attempt_id, "offer", now_s)
             else:
                 self._scheduler.add_context(command.attempt_id, command.spec, now_s)
-                self._phases.enter(command.attempt_id, "queue", now_s)
         except InvalidRequest as error:
             kind = ErrorKind.NEVER_FITS
             self._outbox.report(Failed(command.attempt_id, kind, str(error), retriable=False))
+        else:
+            phase = "offer" if isinstance(command, OfferGeneration) else "queue"
+            self._phases.admit(command.attempt_id, command.spec.uid, phase, command.waited_s, now_s)
 
     def _end(self, attempt_id: AttemptId, now_s: float) -> None:
         request = self._scheduler.get(attempt_id)
@@ -272,6 +281,8 @@ class WorkerLoop:
         for request in output.reserved:
             self._phases.enter(request.attempt_id, "transfer", self._clock())
             self._generation_side.on_reserved(request, self._clock())
+        for request in output.pushed_out:
+            self._phases.enter(request.attempt_id, "paused", self._clock())
         for request, deferral in output.deferred:
             self._forget(request.attempt_id)
             self._outbox.report(Deferred(request.attempt_id, deferral.reason, deferral.needed, deferral.available))
@@ -294,9 +305,14 @@ class WorkerLoop:
             result = self._parts.engine.step(self._parts.batch_builder.build(output))
         except Exception as error:  # the engine is arbitrary code over arbitrary memory: V22 covers all of it
             _log.exception("step %d failed", output.iteration)
+            self._history.on_step(output, started_s, self._clock())
             self._abandon(output, error)
             return
-        self._progress.longest_step_s = max(self._progress.longest_step_s, self._clock() - started_s)
+        ended_s = self._clock()
+        self._progress.longest_step_s = max(self._progress.longest_step_s, ended_s - started_s)
+        self._history.on_step(output, started_s, ended_s)
+        for chunk in output.contexts:
+            self._phases.chunk(chunk.request.attempt_id, chunk.num_tokens, started_s, ended_s)
         self._complete(output, result)
 
     def _abandon(self, output: SchedulerOutput, error: Exception) -> None:
@@ -348,7 +364,7 @@ class WorkerLoop:
         self._outbox.report(Failed(request.attempt_id, kind, message, retriable=retriable))
 
     def _forget(self, attempt_id: AttemptId) -> None:
-        self._phases.forget(attempt_id)
+        self._phases.forget(attempt_id, self._clock())
         self._scores.forget(attempt_id)
         self._parts.stop_checker.forget(attempt_id)
         self._parts.batch_builder.forget(attempt_id)

@@ -9,6 +9,7 @@ from manager import CorruptedError
 from manager.kv_cache_manager import KVCacheManagerV2
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot, WorkerState
 from scheduler.spec import Term
+from serving.tracing.history import WorkerHistory
 from serving.workers.agent_thread import AgentThread
 from serving.workers.introduction import IntroductionSink
 from serving.workers.step_loop import WorkerLoop
@@ -69,6 +70,10 @@ class Worker:
     def introduce(self, term: Term, sink: IntroductionSink) -> None:
         """A central scheduler of `term` asks what is held here, from any thread."""
         self._loop.introduce(term, self.registration(), sink)
+
+    def history(self, seconds: float) -> WorkerHistory:
+        """What was done in the last `seconds`, from any thread."""
+        return self._loop.history(seconds)
 
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""

@@ -279,7 +279,7 @@ class HandoffWorker:
             "waiting": len(self.scheduler.waiting),
             "handoffs": len(sides[0]._handoffs) + len(sides[0]._filling),
             "given leases": len(sides[1]._leases),
-            "phases": len(self.loop._phases._present) + len(self.loop._phases._seconds),
+            "phases": len(self.loop._phases._attempts),
             "stop checkers": len(self.loop._parts.stop_checker._detectors),
         }
         left += [f"{name}: {count}" for name, count in tables.items() if count]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from manager import WorkerName
-from scheduler.messages import PhaseDurations
+from scheduler.durations import PhaseDurations
 from scheduler.spec import AttemptId, RequestUid
 from serving.timeline import ChoiceTimeline, RequestTimeline, StreamState, TimelineBook
 
