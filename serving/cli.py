@@ -72,6 +72,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--doors", type=int, help="number of processes that answer on the port")
+    parser.add_argument("--otlp-endpoint", metavar="URL", help="an OpenTelemetry collector for traces (OTLP/HTTP)")
     parser.add_argument("--ray-address", help="join this Ray cluster instead of starting one")
     parser.add_argument("--json", action="store_true", help="print the ready line as JSON")
     parser.set_defaults(run=_serve)
@@ -161,7 +162,12 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
             "mixed_workers": arguments.mixed_workers,
             "ray_address": arguments.ray_address,
         },
-        "server": {"host": arguments.host, "port": arguments.port, "doors": arguments.doors},
+        "server": {
+            "host": arguments.host,
+            "port": arguments.port,
+            "doors": arguments.doors,
+            "otlp_endpoint": arguments.otlp_endpoint,
+        },
     }
     if arguments.mixed_workers and arguments.context_workers is None and arguments.generation_workers is None:
         given["cluster"] |= {"context_workers": 0, "generation_workers": 0}

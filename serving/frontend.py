@@ -45,6 +45,7 @@ class Frontend:
         tokenizer: the model's.
         settings: limits and deadlines.
         metrics: what its streams did, for GET /metrics.
+        trace_sink: takes every request that has ended, on the event loop; does nothing until it is set.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Frontend:
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics = StreamMetrics(settings.model_name, place_of(door))
+        self.trace_sink: Callable[[RequestTimeline], None] = _keep_no_trace
         self._door = door
         self._clock = clock
         self._seed_source = seed_source
@@ -235,6 +237,7 @@ class Frontend:
 
     def _open(self, request: GenerationRequest) -> OpenRequest:
         opened = OpenRequest(request.api_id, request.num_choices, self._on_close)
+        opened.trace = request.trace
         seed = self._seed_source() if request.seed is None else request.seed
         opened.choices = tuple(
             self._open_choice(opened, request, seed, index)
@@ -283,7 +286,7 @@ class Frontend:
         num_known = len(stream.token_ids)
         arrival = stream.receive(event)
         if event.durations is not None:
-            choice.timeline.on_durations(event.attempt_id, event.durations)
+            choice.timeline.on_durations(event.attempt_id, event.durations, self._clock())
         if arrival is not Arrival.ACCEPTED:
             self._on_unaccepted(choice, event, arrival)
             return
@@ -377,6 +380,12 @@ class Frontend:
 
     def _forget_when_ended(self, opened: OpenRequest) -> None:
         if not any(choice.is_open for choice in opened.choices):
-            self._timelines.close(opened.api_id)
+            ended = self._timelines.close(opened.api_id)
+            if ended is not None:
+                self.trace_sink(ended)
             if opened.deadline_timer is not None:
                 opened.deadline_timer.cancel()
+
+
+def _keep_no_trace(_: RequestTimeline) -> None:
+    """Nobody wants it."""

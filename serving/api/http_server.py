@@ -14,12 +14,13 @@ import uvicorn
 from configs import DeploymentConfig
 from scheduler.spec import DoorName
 from serving.api.app import create_app
-from serving.door_peers import DoorPeers
+from serving.door_peers import DoorPeers, place_of
 from serving.endpoint import SchedulerEndpoint
 from serving.engine.model_folder import load_model_config
 from serving.frontend import Frontend
 from serving.generation_request import DoorSettings
 from serving.tokenizer import Tokenizer
+from serving.tracing.otlp import OtlpTraces
 
 _BACKLOG = 2048
 _MAX_SEED = 1 << 63
@@ -50,7 +51,7 @@ class DoorServer:
         *,
         peers: DoorPeers | None = None,
     ) -> None:
-        """Load the tokenizer; nothing listens yet.
+        """Load the tokenizer; nothing listens yet. Raises TracingUnavailableError.
 
         Args:
             endpoint: the way to the central scheduler.
@@ -80,6 +81,7 @@ class DoorServer:
             clock=time.monotonic,
             seed_source=lambda: secrets.randbelow(_MAX_SEED),
         )
+        self._traces = self._start_traces(config.server.otlp_endpoint, name, place_of(door))
         app = create_app(self.frontend, config.server, version("pdserve"), peers=peers)
         self._drain_timeout_s = config.server.drain_timeout_s
         self._address = (config.server.host, config.server.port)
@@ -88,6 +90,13 @@ class DoorServer:
             uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, server_header=False)
         )
         self._serving: asyncio.Task[None] | None = None
+
+    def _start_traces(self, endpoint: str, model: str, door: str) -> OtlpTraces | None:
+        if not endpoint:
+            return None
+        traces = OtlpTraces(endpoint, model, door, clock=time.monotonic, wall_clock_ns=time.time_ns)
+        self.frontend.trace_sink = traces.export
+        return traces
 
     async def start(self) -> int:
         """Listen; returns the port. Raises OSError when it cannot be had."""
@@ -131,3 +140,7 @@ class DoorServer:
             self._server.should_exit = True
             await self._serving
             self._serving = None
+        if self._traces is not None:
+            # It may wait for the collector.
+            await asyncio.to_thread(self._traces.close)
+            self._traces = None
