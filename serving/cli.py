@@ -15,6 +15,7 @@ from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
 from serving.ray_environment import set_ray_environment
 from serving.simulation.command import add_options as add_simulate_options
+from serving.tracing.command import add_options as add_trace_options
 
 _WATCH_INTERVAL_S = 0.1
 _SIGNAL_EXIT_BASE = 128  # as a shell reports a command that a signal ended
@@ -55,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     manager.set_defaults(run=_bench_manager)
     _add_bench_scheduler(bench.add_parser("scheduler", help="microseconds of a scheduling pass"))
     add_chaos_options(commands.add_parser("chaos", help="a server whose processes are killed while it serves"))
+    trace = commands.add_parser("trace", help="what a running server did").add_subparsers(required=True, metavar="WHAT")
+    add_trace_options(trace.add_parser("export", help="write a file that Perfetto opens"))
     add_simulate_options(commands.add_parser("simulate", help="a deployment in virtual time, from a seed"))
     return parser
 

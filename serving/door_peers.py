@@ -1,4 +1,4 @@
-"""`DoorPeers`: what one door asks the others, so that any of them can answer for all.
+"""`DoorPeers`: what one door asks the others, and the workers, so that any of them can answer for all.
 
 A request belongs to the door that took it. Whoever asks about it, or scrapes metrics, reaches whichever door the
 kernel gives the connection to: that one asks the others. A door that does not answer in time is left out.
@@ -12,6 +12,7 @@ from prometheus_client import Metric
 
 from scheduler.spec import DoorName
 from serving.metrics.recent_latencies import RecentLatencies
+from serving.tracing.chrome import AnchoredHistory
 
 LIFE_MARK = "#"
 """Between the name of an actor and the number of its life, where each life has a name of its own."""
@@ -42,7 +43,7 @@ class DoorAccount:
 
 
 class DoorPeers(Protocol):
-    """The other doors of a deployment. Calls never raise for a door that is gone, and return within a second or two."""
+    """The other processes of a deployment. Calls never raise for one that is gone, and return within seconds."""
 
     async def accounts(self) -> Sequence[DoorAccount]:
         """Of those that answer."""
@@ -52,9 +53,13 @@ class DoorPeers(Protocol):
         """Of a request that one of them took, ready for JSON; None when none of them knows it."""
         ...
 
+    async def histories(self, seconds: float) -> Sequence[AnchoredHistory]:
+        """What workers and the central scheduler did in the last `seconds`: of those that answer."""
+        ...
+
 
 class NoPeers:
-    """There is only one door."""
+    """There is only this door."""
 
     async def accounts(self) -> Sequence[DoorAccount]:
         """None."""
@@ -63,3 +68,7 @@ class NoPeers:
     async def timeline(self, api_id: str) -> Mapping[str, object] | None:
         """Never known."""
         return None
+
+    async def histories(self, seconds: float) -> Sequence[AnchoredHistory]:
+        """Nothing is known."""
+        return ()

@@ -20,6 +20,7 @@ from serving.actors.door_peers import RayDoorPeers
 from serving.api.http_server import DoorServer
 from serving.door_peers import LIFE_MARK, DoorAccount
 from serving.endpoint import EndpointUnavailableError
+from serving.workers.worker_plan import worker_names
 
 
 class RayEndpoint:
@@ -84,7 +85,7 @@ class DoorActor:
         self._name = DoorName(f"{name}{LIFE_MARK}{time.time_ns()}")
         self._directory = Directory(place.namespace)
         self._endpoint = RayEndpoint(self._directory, self._name)
-        self._peers = RayDoorPeers(self._directory, others)
+        self._peers = RayDoorPeers(self._directory, others, [worker for worker, _ in worker_names(config.cluster)])
         self._config = config
         self._model_folder = model_folder
         self._server: DoorServer | None = None

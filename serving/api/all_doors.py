@@ -1,5 +1,7 @@
 """`AllDoors`: this door and the others as one, for everything that only tells."""
 
+import asyncio
+import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -8,6 +10,7 @@ from serving.door_peers import DoorAccount, DoorPeers
 from serving.frontend import Frontend
 from serving.metrics import RecentLatencies
 from serving.timeline import StreamState
+from serving.tracing.chrome import chrome_trace
 
 
 class AllDoors:
@@ -31,6 +34,12 @@ class AllDoors:
         """Of a request, whichever door took it; None when no door knows it."""
         own = self._frontend.timeline(api_id)
         return await self._peers.timeline(api_id) if own is None else own
+
+    async def chrome_trace(self, seconds: float) -> bytes:
+        """What every process did in the last `seconds`, as a JSON document for Perfetto."""
+        histories = await self._peers.histories(seconds)
+        # Megabytes of text take a while, in which streams go on.
+        return await asyncio.to_thread(lambda: json.dumps(chrome_trace(histories)).encode())
 
 
 def door_states(accounts: Sequence[DoorAccount]) -> list[dict[str, object]]:

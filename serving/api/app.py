@@ -81,6 +81,7 @@ def create_app(
         ("GET", "/cluster/state"): status.cluster_state,
         ("GET", "/openapi.json"): status.description,
         ("GET", "/metrics"): cockpit.metrics,
+        ("GET", "/trace"): cockpit.trace,
         ("GET", "/dashboard"): cockpit.dashboard,
         ("GET", "/dashboard/events"): cockpit.events,
     }

@@ -1,4 +1,4 @@
-"""What an operator looks at: GET /metrics, and the dashboard with its live events."""
+"""What an operator looks at: GET /metrics, GET /trace, and the dashboard with its live events."""
 
 import asyncio
 import json
@@ -10,11 +10,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from serving.api.all_doors import AllDoors, newest_requests, recent_latencies
+from serving.api.errors import ApiError
 from serving.frontend import Frontend
 from serving.metrics import CONTENT_TYPE, ClusterSamples, render
 
 _PERIOD_S = 1.0
 _RECENT_REQUESTS = 40
+_TRACE_S = 60.0
+_MAX_TRACE_S = 86_400.0
 _PAGE_HEADERS = {
     # One file, nothing from outside: the browser enforces it.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -47,6 +50,18 @@ class CockpitEndpoints:
         doors = [account.metrics for account in await self._doors.accounts()]
         body = render(doors, ClusterSamples(self._model, state))
         return Response(body, media_type=CONTENT_TYPE)
+
+    async def trace(self, request: Request) -> Response:
+        """GET /trace?seconds=N: what every process did lately, for Perfetto."""
+        given = request.query_params.get("seconds", str(_TRACE_S))
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < _MAX_TRACE_S:
+            msg = f"seconds={given[:40]!r} is not a number between 0 and {_MAX_TRACE_S}"
+            raise ApiError(400, msg, param="seconds")
+        return Response(await self._doors.chrome_trace(seconds), media_type="application/json")
 
     async def dashboard(self, request: Request) -> Response:
         """GET /dashboard: one static page."""

@@ -49,7 +49,7 @@ class WorkerHistory:
     Attributes:
         process: its name.
         role: None for the central scheduler.
-        events: (name, message, seconds ago) of what has no length: lives that began or ended.
+        events: (process, message, seconds ago) of what has no length: lives that began or ended.
     """
 
     process: str

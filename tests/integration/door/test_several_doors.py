@@ -13,6 +13,7 @@ from configs import ServerConfig
 from serving.api.app import create_app
 from serving.door_peers import DoorAccount
 from serving.frontend import Frontend
+from serving.tracing.chrome import AnchoredHistory
 from tests.fakes.door import Door, open_door, run_async
 
 
@@ -27,6 +28,9 @@ class Neighbour:
 
     async def timeline(self, api_id: str) -> Mapping[str, object] | None:
         return self._frontend.timeline(api_id)
+
+    async def histories(self, seconds: float) -> Sequence[AnchoredHistory]:
+        return ()
 
 
 @asynccontextmanager
