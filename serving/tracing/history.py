@@ -1,7 +1,7 @@
 """`StepHistory`: what a worker did lately. Bounded, written without a message, read when somebody asks.
 
-Every entry is a tuple of numbers and names on the worker's own clock, appended in the loop's thread: a fraction of a
-microsecond a step. `tell` may be called from any thread and tells durations only (M7).
+Every entry is a tuple of numbers and names on the worker's own clock, appended in the loop's thread: a microsecond or
+two a step. `tell` may be called from any thread and tells durations only (M7).
 """
 
 from collections import deque

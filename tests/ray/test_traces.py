@@ -16,7 +16,8 @@ import pytest
 from tests.fakes.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.ray.server_process import ServerProcess, running_server
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(600)]
+# Not marked `ray`: what is shown is tested in one process, too, and a server of its own takes a minute.
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 
