@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard serving/kernels/src/*)
 	python3 -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt 'torch==2.13.0' --editable '.[bench,dev]'
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt 'torch==2.13.0' --editable '.[bench,dev,tracing]'
 	-$(VENV)/bin/pip install --quiet --constraint constraints.txt --no-deps nixl nixl-cu12 # optional; its tests skip
 	touch $(STAMP)
 

@@ -78,15 +78,17 @@ class Dispatcher:
 
     def _start_context(self, request: TrackedRequest, worker: WorkerName, now_s: float) -> None:
         attempt_id = self._books.ensure_attempt(request)
+        waited_s = now_s - request.waiting_since_s
         record = self._books.ledger.record(worker)
         if record is not None and record.registration.role is WorkerRole.MIXED:
             request.enter(Phase.LOCAL)
             request.generation_worker = worker
-            self._books.give(worker, request, HoldingKind.LOCAL, RunLocal(attempt_id, request.spec), now_s)
+            self._books.give(worker, request, HoldingKind.LOCAL, RunLocal(attempt_id, request.spec, waited_s), now_s)
             return
         request.enter(Phase.CONTEXT)
         request.context_worker = worker
-        command = RunContext(attempt_id, request.spec, has_reader=request.generation_worker is not None)
+        has_reader = request.generation_worker is not None
+        command = RunContext(attempt_id, request.spec, has_reader=has_reader, waited_s=waited_s)
         self._books.give(worker, request, HoldingKind.CONTEXT, command, now_s)
 
     def _offer(self, request: TrackedRequest, worker: WorkerName, now_s: float) -> None:
@@ -95,7 +97,8 @@ class Dispatcher:
         request.generation_worker = worker
         self._books.credit.spend(worker)
         self._books.counters["offers"] += 1
-        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff)
+        waited_s = now_s - request.waiting_since_s
+        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff, waited_s)
         self._books.give(worker, request, HoldingKind.OFFER, offer, now_s)
 
 

@@ -59,6 +59,7 @@ class Endings:
         if fault.is_retriable and has_tries_left and not request.has_emitted:
             self._release(request, now_s)
             self._books.requeue(request)
+            request.waiting_since_s = now_s
             self._books.counters["retries"] += 1
             return
         is_for_door = fault.is_retriable and request.has_emitted

@@ -101,6 +101,7 @@ class ReportHandler:
         request.is_lease_open = True
         if request.generation_worker is None:
             request.enter(Phase.WAITING_OFFER)
+            request.waiting_since_s = now_s
             self._books.enqueue(request)
         else:
             request.enter(Phase.TRANSFER)

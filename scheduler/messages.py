@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from manager import Epoch, LeaseId, ManagerStats, WorkerName
+from scheduler.durations import PhaseDurations
 from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term, TokenLogprobs
 from scheduler.tickets import ContextPart, DeliverPart
 from scheduler.tickets import Ticket as Ticket  # part of the messages' vocabulary
@@ -60,19 +61,26 @@ class RunContext:
 
     Attributes:
         has_reader: a generation worker has a place for the pages and reads them as they are computed.
+        waited_s: it waited so long at the central scheduler; for its trace.
     """
 
     attempt_id: AttemptId
     spec: RequestSpec
     has_reader: bool = False
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunLocal:
-    """Compute both phases here. Mixed workers, and generation workers by conditional disaggregation."""
+    """Compute both phases here. Mixed workers, and generation workers by conditional disaggregation.
+
+    Attributes:
+        waited_s: see `RunContext`.
+    """
 
     attempt_id: AttemptId
     spec: RequestSpec
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +88,15 @@ class OfferGeneration:
     """An invitation that holds nothing (C1a). Answered by Reserved, or Deferred, or Failed.
 
     `handoff` is None for generation-first dispatch; DeliverHandoff brings it later.
+
+    Attributes:
+        waited_s: since its context was done (or it was submitted, generation first), earlier offers included.
     """
 
     attempt_id: AttemptId
     spec: RequestSpec
     handoff: Handoff | None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,20 +306,6 @@ class WorkerSnapshot:
 
 
 # -- worker -> door ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseDurations:
-    """Seconds that a worker measured on its own clock; never timestamps (M7).
-
-    Attributes:
-        phases: phase name (queue, context, offer, transfer, generation) -> seconds so far.
-        cached_tokens: prompt tokens found in this worker's cache, when it computed the prompt.
-    """
-
-    worker: WorkerName
-    phases: Mapping[str, float]
-    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

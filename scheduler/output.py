@@ -51,6 +51,7 @@ class SchedulerOutput:
         failed: requests that can never run here, with the reason; already released.
         sent_away: decodes that lost their pages here and are too long to compute again here (S3); released.
             Report them as failed and retriable: their doors submit them again with all tokens.
+        pushed_out: requests that lost their pages in this pass and stay here.
         num_suspended: caches suspended in this pass.
         num_recomputed: caches paused for recompute in this pass.
         num_resumed: caches resumed in this pass.
@@ -66,6 +67,7 @@ class SchedulerOutput:
     deferred: tuple[tuple[Request, Deferral], ...] = ()
     failed: tuple[tuple[Request, str], ...] = ()
     sent_away: tuple[Request, ...] = ()
+    pushed_out: tuple[Request, ...] = ()
     num_suspended: int = 0
     num_recomputed: int = 0
     num_resumed: int = 0

@@ -74,6 +74,7 @@ class PassEffects:
             deferred=tuple(decisions.deferred),
             failed=tuple(decisions.failed),
             sent_away=tuple(sent_away),
+            pushed_out=tuple(victim for victim, _ in decisions.pushed_out.values() if not victim.is_terminal),
             num_suspended=num_suspended,
             num_recomputed=num_recomputed,
             num_resumed=len(decisions.resumed),

@@ -56,6 +56,7 @@ class TrackedRequest:
         door: who asked.
         arrival: order of submission in this term; kept over retries and deferrals.
         submitted_at_s: the caller's clock.
+        waiting_since_s: when its present wait began; deferrals do not end one.
         phase: where it is; changed by `enter`, `restart` and `adopt` only.
         state: QUEUED, RUNNING or terminal; changed by `on_event` only.
         attempt_id: the running attempt.
@@ -82,6 +83,11 @@ class TrackedRequest:
     is_lease_open: bool = False
     num_deferrals: int = 0
     failed_on: set[WorkerName] = field(default_factory=set)
+    waiting_since_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """It waits from the beginning."""
+        self.waiting_since_s = self.submitted_at_s
 
     @property
     def key(self) -> ArrivalKey:

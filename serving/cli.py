@@ -16,6 +16,7 @@ from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
 from serving.ray_environment import set_ray_environment
 from serving.simulation.command import add_options as add_simulate_options
+from serving.tracing.command import add_options as add_trace_options
 
 _WATCH_INTERVAL_S = 0.1
 _SIGNAL_EXIT_BASE = 128  # as a shell reports a command that a signal ended
@@ -56,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     manager.set_defaults(run=_bench_manager)
     _add_bench_scheduler(bench.add_parser("scheduler", help="microseconds of a scheduling pass"))
     add_chaos_options(commands.add_parser("chaos", help="a server whose processes are killed while it serves"))
+    trace = commands.add_parser("trace", help="what a running server did").add_subparsers(required=True, metavar="WHAT")
+    add_trace_options(trace.add_parser("export", help="write a file that Perfetto opens"))
     add_simulate_options(commands.add_parser("simulate", help="a deployment in virtual time, from a seed"))
     return parser
 
@@ -76,6 +79,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting, in YAML"
     )
     parser.add_argument("--transport", choices=TRANSPORTS, help="how pages move between workers")
+    parser.add_argument("--doors", type=int, help="number of processes that answer on the port")
+    parser.add_argument("--otlp-endpoint", metavar="URL", help="an OpenTelemetry collector for traces (OTLP/HTTP)")
     parser.add_argument("--ray-address", help="join this Ray cluster instead of starting one")
     parser.add_argument("--json", action="store_true", help="print the ready line as JSON")
     parser.set_defaults(run=_serve)
@@ -159,7 +164,12 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
             "ray_address": arguments.ray_address,
         },
         "transfer": {"transport": arguments.transport},
-        "server": {"host": arguments.host, "port": arguments.port},
+        "server": {
+            "host": arguments.host,
+            "port": arguments.port,
+            "doors": arguments.doors,
+            "otlp_endpoint": arguments.otlp_endpoint,
+        },
     }
     if arguments.mixed_workers and arguments.context_workers is None and arguments.generation_workers is None:
         given["cluster"] |= {"context_workers": 0, "generation_workers": 0}

@@ -26,7 +26,6 @@ from serving.supervisor import Supervisor
 from serving.workers.worker_plan import WorkerPlan, worker_names
 
 _log = logging.getLogger("pdserve.cluster")
-_DOOR_NAME = "door-0"
 _DRAIN_LOOK_S = 0.2
 _STOP_TIMEOUT_S = 10.0
 _RECORD_EVERY_S = 1.0
@@ -46,7 +45,7 @@ class Cluster:
         self._run: RunFolder | None = None
         self._owns_ray = False
         self._central: Any = None  # Ray's handles have no static type
-        self._door: Any = None
+        self._doors: dict[str, Any] = {}
         self._workers: dict[str, Any] = {}
         self._supervisor: Supervisor | None = None
         self._recorded_at_s = float("-inf")
@@ -103,8 +102,12 @@ class Cluster:
     def _start_actors(self) -> int:
         assert self._run is not None
         place = ActorPlace(namespace=self._namespace, run_folder=self._run.path)
-        self._central = _actor(CentralActor, CENTRAL_NAME).remote(place, self._config, [_DOOR_NAME])
-        self._door = _actor(DoorActor, _DOOR_NAME).remote(place, self._config, self._model_folder, _DOOR_NAME)
+        doors = [f"door-{number}" for number in range(self._config.server.doors)]
+        self._central = _actor(CentralActor, CENTRAL_NAME).remote(place, self._config, doors)
+        for name in doors:
+            others = [other for other in doors if other != name]
+            door = _actor(DoorActor, name).remote(place, self._config, self._model_folder, name, others)
+            self._doors[name] = door
         threads = _threads_per_worker(self._config)
         plan = WorkerPlan(self._config, self._model_folder, self._run.path, threads)
         for name, role in worker_names(self._config.cluster):
@@ -116,13 +119,20 @@ class Cluster:
             [worker.registration.remote() for worker in self._workers.values()], timeout=deadline_s
         )
         longest = min(registration.max_request_tokens for registration in registrations)
-        wanted = self._config.server.port
-        port: int = ray.get(self._door.start.remote(longest, wanted), timeout=deadline_s)
+        port = self._open_doors(longest, deadline_s)
         self._supervisor = Supervisor(
-            self._central, {_DOOR_NAME: self._door}, self._workers, self._config.central, owns_processes=self._owns_ray
+            self._central, self._doors, self._workers, self._config.central, owns_processes=self._owns_ray
         )
-        self._supervisor.open_door(_DOOR_NAME, longest, port)
+        for name in doors:
+            self._supervisor.open_door(name, longest, port)
         self._run.record_processes()
+        return port
+
+    def _open_doors(self, max_request_tokens: int, timeout_s: float) -> int:
+        """The first one takes the port, the others share it."""
+        first, *others = self._doors.values()
+        port: int = ray.get(first.start.remote(max_request_tokens, self._config.server.port), timeout=timeout_s)
+        ray.get([door.start.remote(max_request_tokens, port) for door in others], timeout=timeout_s)
         return port
 
     # -- watch -------------------------------------------------------------------------------------
@@ -147,8 +157,9 @@ class Cluster:
 
         Returns when they have ended, after `server.drain_timeout_s`, or once `is_hurried`.
         """
-        draining = self._door.drain.remote()
-        while not is_hurried() and not ray.wait([draining], timeout=_DRAIN_LOOK_S)[0]:
+        draining = [door.drain.remote() for door in self._doors.values()]
+        while draining and not is_hurried():
+            _, draining = ray.wait(draining, num_returns=len(draining), timeout=_DRAIN_LOOK_S)
             if self.watch() is not None:
                 return
 
@@ -159,14 +170,14 @@ class Cluster:
                 self._stop_actors()
                 ray.shutdown()
         finally:
-            self._door = self._central = self._supervisor = None
-            self._workers = {}
+            self._central = self._supervisor = None
+            self._doors, self._workers = {}, {}
             if self._run is not None:
                 self._run.remove()
                 self._run = None
 
     def _stop_actors(self) -> None:
-        actors = [actor for actor in (self._door, *self._workers.values()) if actor is not None]
+        actors = [*self._doors.values(), *self._workers.values()]
         if actors:
             ray.wait([actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=_STOP_TIMEOUT_S)
         for actor in (*actors, self._central):

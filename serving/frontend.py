@@ -12,12 +12,14 @@ wanted is cancelled.
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from scheduler.messages import DoorNotice, ErrorKind, TokenBatch, TokenEvent
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
+from serving.door_peers import DoorAccount, place_of
 from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
 from serving.generation_request import DoorSettings, GenerationRequest, RequestFailedError
 from serving.metrics import StreamMetrics
@@ -26,12 +28,14 @@ from serving.output_text import OutputText
 from serving.recovery import AttemptRecovery
 from serving.scheduler_client import SchedulerClient
 from serving.stream import Arrival, ChoiceStream
-from serving.timeline import ChoiceTimeline, StreamState, TimelineBook
+from serving.timeline import ChoiceTimeline, RequestTimeline, StreamState, TimelineBook
 from serving.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
 _SWEEPS_PER_SILENCE = 4
+_TOLD_REQUESTS = 40
+"""Of the newest, to whoever shows them."""
 
 
 class Frontend:
@@ -41,6 +45,7 @@ class Frontend:
         tokenizer: the model's.
         settings: limits and deadlines.
         metrics: what its streams did, for GET /metrics.
+        trace_sink: takes every request that has ended, on the event loop; does nothing until it is set.
     """
 
     def __init__(
@@ -64,7 +69,8 @@ class Frontend:
         """
         self.tokenizer = tokenizer
         self.settings = settings
-        self.metrics = StreamMetrics(settings.model_name)
+        self.metrics = StreamMetrics(settings.model_name, place_of(door))
+        self.trace_sink: Callable[[RequestTimeline], None] = _keep_no_trace
         self._door = door
         self._clock = clock
         self._seed_source = seed_source
@@ -120,11 +126,21 @@ class Frontend:
     def timeline(self, api_id: str) -> dict[str, object] | None:
         """Where the time of a running or recent request went, ready for JSON; None when unknown."""
         timeline = self._timelines.get(api_id)
-        return None if timeline is None else timeline.to_json(self._clock())
+        return None if timeline is None else self._told(timeline)
 
-    def recent_timelines(self, limit: int) -> list[dict[str, object]]:
-        """The newest requests, those that run first; ready for JSON."""
-        return [timeline.to_json(self._clock()) for timeline in self._timelines.recent(limit)]
+    def account(self) -> DoorAccount:
+        """What this door is and did, for whichever door is asked."""
+        recent = self._timelines.recent(_TOLD_REQUESTS)
+        return DoorAccount(
+            self._state(),
+            os.getpid(),
+            self.metrics.families(),
+            self.metrics.recent,
+            tuple(self._told(timeline) for timeline in recent),
+        )
+
+    def _told(self, timeline: RequestTimeline) -> dict[str, object]:
+        return {**timeline.to_json(self._clock()), "door": place_of(self._door)}
 
     async def cluster_state_or_none(self) -> dict[str, object] | None:
         """As `cluster_state`; None when the central scheduler cannot be reached."""
@@ -154,8 +170,10 @@ class Frontend:
             state = await self._scheduler.cluster_state()
         except EndpointUnavailableError as error:
             raise RequestFailedError(ErrorKind.NO_WORKER, str(error)) from error
-        door = {"name": self._door, "open_choices": len(self._choices), "counters": dict(self.counters())}
-        return {**state, "door": door}
+        return {**state, "door": self._state()}
+
+    def _state(self) -> dict[str, object]:
+        return {"name": self._door, "open_choices": len(self._choices), "counters": dict(self.counters())}
 
     # -- for the process that hosts the door -------------------------------------------------------
 
@@ -219,6 +237,7 @@ class Frontend:
 
     def _open(self, request: GenerationRequest) -> OpenRequest:
         opened = OpenRequest(request.api_id, request.num_choices, self._on_close)
+        opened.trace = request.trace
         seed = self._seed_source() if request.seed is None else request.seed
         opened.choices = tuple(
             self._open_choice(opened, request, seed, index)
@@ -267,7 +286,7 @@ class Frontend:
         num_known = len(stream.token_ids)
         arrival = stream.receive(event)
         if event.durations is not None:
-            choice.timeline.on_durations(event.attempt_id, event.durations)
+            choice.timeline.on_durations(event.attempt_id, event.durations, self._clock())
         if arrival is not Arrival.ACCEPTED:
             self._on_unaccepted(choice, event, arrival)
             return
@@ -361,6 +380,12 @@ class Frontend:
 
     def _forget_when_ended(self, opened: OpenRequest) -> None:
         if not any(choice.is_open for choice in opened.choices):
-            self._timelines.close(opened.api_id)
+            ended = self._timelines.close(opened.api_id)
+            if ended is not None:
+                self.trace_sink(ended)
             if opened.deadline_timer is not None:
                 opened.deadline_timer.cancel()
+
+
+def _keep_no_trace(_: RequestTimeline) -> None:
+    """Nobody wants it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scheduler.messages import ErrorKind
 from scheduler.spec import SamplingParams, StopParams
+from serving.trace_context import TraceContext
 
 
 class DoorError(Exception):
@@ -113,6 +114,7 @@ class GenerationRequest:
             A prompt of 0 `max_tokens` whose logprobs are wanted is computed, and what it draws is dropped.
         includes_stop_text: the stop string stays part of the text.
         priority: higher first.
+        trace: the one it belongs to.
     """
 
     api_id: str
@@ -123,6 +125,7 @@ class GenerationRequest:
     stop: StopParams
     includes_stop_text: bool = False
     priority: int = 0
+    trace: TraceContext | None = None
 
 
 def prompt_too_long(num_tokens: str, settings: DoorSettings) -> InvalidRequestError:

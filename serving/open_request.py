@@ -12,6 +12,7 @@ from scheduler.spec import RequestUid
 from serving.generation_request import RequestFailedError
 from serving.stream import ChoiceDelta, ChoiceStream
 from serving.timeline import ChoiceTimeline, RequestTimeline
+from serving.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class OpenRequest:
         api_id: the id in the answer.
         choices: index = prompt index * n + k.
         failure: why it failed, if it did.
+        trace: the one it belongs to; None when nobody asked for any.
     """
 
     def __init__(self, api_id: str, num_choices: int, on_close: Callable[["OpenRequest"], None]) -> None:
@@ -91,6 +93,7 @@ class OpenRequest:
         self.api_id = api_id
         self.choices: tuple[OpenChoice, ...] = ()
         self.failure: RequestFailedError | None = None
+        self.trace: TraceContext | None = None
         self.deadline_timer: asyncio.TimerHandle | None = None
         self._num_choices = num_choices
         self._on_close = on_close
@@ -99,7 +102,7 @@ class OpenRequest:
 
     def timeline(self) -> RequestTimeline:
         """Where its time went."""
-        return RequestTimeline(self.api_id, tuple(choice.timeline for choice in self.choices))
+        return RequestTimeline(self.api_id, tuple(choice.timeline for choice in self.choices), self.trace)
 
     @property
     def is_finished(self) -> bool:

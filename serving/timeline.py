@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from manager import WorkerName
-from scheduler.messages import PhaseDurations
+from scheduler.durations import PhaseDurations
 from scheduler.spec import AttemptId, FinishReason, RequestUid
+from serving.trace_context import TraceContext
+
+_SLACK_S = 1e-6  # of sums of floating-point numbers
 
 
 class StreamState(StrEnum):
@@ -21,6 +24,33 @@ class StreamState(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSpan:
+    """A stretch of an attempt, put on the door's clock when the worker's word came.
+
+    Attributes:
+        name: a phase of `PhaseDurations`, or `chunk`.
+        process: who worked or waited.
+        num_tokens: positions of a chunk.
+    """
+
+    name: str
+    process: str
+    attempt_id: AttemptId
+    began_at_s: float
+    lasted_s: float
+    num_tokens: int
+
+    def is_chunk_of(self, context: "TimedSpan") -> bool:
+        """Whether it is a part of this context phase."""
+        return (
+            (self.name, context.name) == ("chunk", "context")
+            and (self.process, self.attempt_id) == (context.process, context.attempt_id)
+            # Both came with one message, so that they are on one clock.
+            and context.began_at_s - _SLACK_S <= self.began_at_s <= context.began_at_s + context.lasted_s + _SLACK_S
+        )
 
 
 @dataclass(slots=True)
@@ -46,10 +76,22 @@ class ChoiceTimeline:
     finish_reason: FinishReason | None = None
     error: str | None = None
     phases: dict[tuple[WorkerName, AttemptId], Mapping[str, float]] = field(default_factory=dict)
+    _spans: dict[tuple[WorkerName, AttemptId], tuple[TimedSpan, ...]] = field(default_factory=dict)
 
-    def on_durations(self, attempt_id: AttemptId, durations: PhaseDurations) -> None:
+    def on_durations(self, attempt_id: AttemptId, durations: PhaseDurations, now_s: float) -> None:
         """Take a worker's word."""
         self.phases[durations.worker, attempt_id] = durations.phases
+        self._spans[durations.worker, attempt_id] = tuple(
+            TimedSpan(
+                name=span.name,
+                process="central" if span.name == "central" else durations.worker,
+                attempt_id=attempt_id,
+                began_at_s=now_s - span.began_s_ago,
+                lasted_s=span.lasted_s,
+                num_tokens=span.num_tokens,
+            )
+            for span in durations.spans
+        )
         if self.cached_tokens is None and durations.cached_tokens is not None:
             self.cached_tokens = min(max(durations.cached_tokens, 0), self.num_prompt_tokens)
 
@@ -65,6 +107,10 @@ class ChoiceTimeline:
         if self.state is StreamState.RUNNING:
             self.state = state
             self.ended_at_s = now_s
+
+    def spans(self) -> list[TimedSpan]:
+        """Of all attempts, by their beginnings."""
+        return sorted((span for spans in self._spans.values() for span in spans), key=lambda span: span.began_at_s)
 
     def phase_s(self, name: str) -> float:
         """Seconds that all workers together spent in a phase."""
@@ -103,6 +149,17 @@ class ChoiceTimeline:
                 {"worker": worker, "attempt": attempt, "phases": dict(phases)}
                 for (worker, attempt), phases in self.phases.items()
             ],
+            "spans": [
+                {
+                    "name": span.name,
+                    "process": span.process,
+                    "attempt": span.attempt_id,
+                    "began_s": span.began_at_s - self.submitted_at_s,
+                    "lasted_s": span.lasted_s,
+                    "tokens": span.num_tokens,
+                }
+                for span in self.spans()
+            ],
         }
 
 
@@ -112,6 +169,7 @@ class RequestTimeline:
 
     api_id: str
     choices: tuple[ChoiceTimeline, ...]
+    trace: TraceContext | None = None
 
     @property
     def state(self) -> StreamState:
@@ -127,6 +185,7 @@ class RequestTimeline:
         return {
             "id": self.api_id,
             "object": "request.timeline",
+            "trace_id": None if self.trace is None else self.trace.trace_id,
             "state": self.state,
             "choices": [choice.to_json(now_s) for choice in self.choices],
         }
@@ -148,14 +207,15 @@ class TimelineBook:
         """A request was accepted."""
         self._running[timeline.api_id] = timeline
 
-    def close(self, api_id: str) -> None:
-        """A request has ended. May be called twice."""
+    def close(self, api_id: str) -> RequestTimeline | None:
+        """A request has ended; returns its timeline the first time."""
         timeline = self._running.pop(api_id, None)
         if timeline is None:
-            return
+            return None
         self._ended[api_id] = timeline
         while len(self._ended) > self._capacity:
             self._ended.popitem(last=False)
+        return timeline
 
     def recent(self, limit: int) -> list[RequestTimeline]:
         """The newest that run, then the newest that ended, `limit` in all."""

@@ -17,7 +17,10 @@ from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import ReportBatch, SubmitReply, WorkerHeartbeat, WorkerRegistration
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
+from serving.actors.life_events import LifeEvents
 from serving.actors.report_order import ReportOrder
+from serving.door_peers import place_of
+from serving.tracing.history import WorkerHistory
 from serving.workers.worker_plan import worker_names
 
 _log = logging.getLogger("pdserve.central")
@@ -59,6 +62,7 @@ class CentralActor:
         self._doors = [DoorName(name) for name in doors]
         self._directory = Directory(place.namespace)
         self._order = ReportOrder()
+        self._lives = LifeEvents()
         self._ticking: asyncio.Task[None] | None = None
 
     async def look(self, running: Sequence[tuple[WorkerName, int]] = ()) -> CentralLook:
@@ -72,18 +76,20 @@ class CentralActor:
         if self._ticking is None:
             self._central.take_over(self._workers, self._doors, time.monotonic())
             self._ticking = asyncio.create_task(self._tick())
+            self._lives.note(CENTRAL_NAME, f"term {self._central.term} begins")
         workers = self._central.state(time.monotonic())["workers"]
-        return CentralLook(
-            os.getpid(),
-            tuple((worker["name"], worker["pid"]) for worker in workers if worker["state"] != "lost"),
-            tuple((w["name"], w["pid"], w["lost_reason"]) for w in workers if w["state"] == "lost"),
-        )
+        lost = tuple((w["name"], w["pid"], w["lost_reason"]) for w in workers if w["state"] == "lost")
+        for loss in lost:
+            self._lives.note_loss(*loss)
+        living = tuple((worker["name"], worker["pid"]) for worker in workers if worker["state"] != "lost")
+        return CentralLook(os.getpid(), living, lost)
 
     # -- workers -----------------------------------------------------------------------------------
 
     async def register_worker(self, registration: WorkerRegistration) -> None:
         """A worker's first word."""
         self._directory.forget(registration.worker)
+        self._lives.note(registration.worker, f"started (pid {registration.pid})")
         self._central.register_worker(registration, time.monotonic())
         self._send()
 
@@ -113,6 +119,7 @@ class CentralActor:
 
     async def worker_gone(self, name: WorkerName, pid: int, reason: str) -> None:
         """The supervisor has seen a worker's process die or stand still."""
+        self._lives.note_loss(name, pid, reason)
         self._central.process_lost(name, pid, reason, time.monotonic())
         self._send()
 
@@ -142,6 +149,7 @@ class CentralActor:
 
     async def door_gone(self, door: DoorName) -> None:
         """The supervisor has seen a door's process die."""
+        self._lives.note_loss(place_of(door), door, "its process is gone")
         self._central.door_lost(door, time.monotonic())
         self._send()
 
@@ -150,6 +158,10 @@ class CentralActor:
         state = self._central.state(time.monotonic())
         state["central"] = {"pid": os.getpid(), **state["central"]}
         return state
+
+    async def history(self, seconds: float) -> WorkerHistory:
+        """For `pdserve trace export`."""
+        return WorkerHistory(CENTRAL_NAME, None, os.getpid(), self._central.term, events=self._lives.tell(seconds))
 
     async def health(self) -> tuple[bool, str]:
         """Whether work can make progress, and why not."""

@@ -12,10 +12,9 @@ from typing import Any
 import ray
 
 from kvtransfer.errors import PeerError
+from serving.door_peers import LIFE_MARK
 
 CENTRAL_NAME = "central"
-LIFE_MARK = "#"
-"""Between the name of an actor and the number of its life, where each life has a name of its own."""
 _SWITCH_INTERVAL_S = 0.0005  # the loop and Ray's threads share the interpreter lock; the default is 5 ms
 
 

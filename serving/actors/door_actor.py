@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from configs import DeploymentConfig
 from kvtransfer.errors import PeerError
 from scheduler.messages import DoorNotice, SubmitReply, TokenBatch
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
-from serving.actors.directory import CENTRAL_NAME, LIFE_MARK, ActorPlace, Directory, prepare_process
+from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
+from serving.actors.door_peers import RayDoorPeers
 from serving.api.http_server import DoorServer
+from serving.door_peers import LIFE_MARK, DoorAccount
 from serving.endpoint import EndpointUnavailableError
+from serving.workers.worker_plan import worker_names
 
 
 class RayEndpoint:
@@ -73,13 +76,16 @@ class DoorLook:
 class DoorActor:
     """One front door: an HTTP server inside an actor. Ray restarts it after a death; its streams have ended then."""
 
-    def __init__(self, place: ActorPlace, config: DeploymentConfig, model_folder: Path, name: str) -> None:
-        """Wait for `start`."""
+    def __init__(
+        self, place: ActorPlace, config: DeploymentConfig, model_folder: Path, name: str, others: Sequence[str]
+    ) -> None:
+        """Wait for `start`; `others` are the names of the deployment's other doors."""
         prepare_process(place, name)
         # Each life has a name of its own: the requests of an earlier one have no owner any more.
         self._name = DoorName(f"{name}{LIFE_MARK}{time.time_ns()}")
         self._directory = Directory(place.namespace)
         self._endpoint = RayEndpoint(self._directory, self._name)
+        self._peers = RayDoorPeers(self._directory, others, [worker for worker, _ in worker_names(config.cluster)])
         self._config = config
         self._model_folder = model_folder
         self._server: DoorServer | None = None
@@ -96,7 +102,9 @@ class DoorActor:
         if self._port is None:
             server = replace(self._config.server, port=port)
             config = replace(self._config, server=server)
-            self._server = DoorServer(self._endpoint, config, self._model_folder, self._name, max_request_tokens)
+            self._server = DoorServer(
+                self._endpoint, config, self._model_folder, self._name, max_request_tokens, peers=self._peers
+            )
             self._beating = self._beating or asyncio.create_task(self._beat())
             self._port = await self._server.start()
         return self._port
@@ -116,6 +124,14 @@ class DoorActor:
         specs = self._server.frontend.claim(term) if self._server is not None else ()
         with contextlib.suppress(PeerError):
             self._directory.find(CENTRAL_NAME).claim.remote(self._name, specs)
+
+    async def account(self) -> DoorAccount | None:
+        """For another door; None before it was started."""
+        return None if self._server is None else self._server.frontend.account()
+
+    async def timeline(self, api_id: str) -> Mapping[str, object] | None:
+        """For another door: of a request that this one took."""
+        return None if self._server is None else self._server.frontend.timeline(api_id)
 
     async def drain(self) -> bool:
         """Refuse new requests; returns once open ones have ended, or False when they did not in time."""

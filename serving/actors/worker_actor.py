@@ -16,6 +16,7 @@ from scheduler.messages import CommandBatch, WorkerRegistration, WorkerRole
 from scheduler.spec import Term
 from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
 from serving.actors.worker_links import RayPeers, RaySinks
+from serving.tracing.history import WorkerHistory
 from serving.workers.worker_plan import Surroundings, WorkerIdentity, WorkerPlan
 
 _LAST_WORD_S = 0.2  # Ray sends in the background
@@ -69,6 +70,10 @@ class WorkerActor:
     def answer_fetch(self, life: str, runs: list[tuple[int, int]]) -> npt.NDArray[np.uint8]:
         """A peer reads our pages through the object store."""
         return self._worker.answer_fetch(life, runs)
+
+    def history(self, seconds: float) -> WorkerHistory:
+        """For `pdserve trace export`."""
+        return self._worker.history(seconds)
 
     def stop(self) -> None:
         """End the threads, release the memory."""

@@ -17,12 +17,14 @@ from starlette.responses import JSONResponse, Response
 
 from configs import ServerConfig
 from serving.api.access import ApiKeyMiddleware
+from serving.api.all_doors import AllDoors, door_states
 from serving.api.cockpit import CockpitEndpoints
 from serving.api.errors import RETRY_AFTER_S, ApiError, internal_error, of_failure
 from serving.api.generation import GenerationEndpoints
 from serving.api.openapi import describe
 from serving.api.prepare import RequestPreparer
 from serving.api.request_id import RequestIdMiddleware
+from serving.door_peers import DoorPeers, NoPeers
 from serving.frontend import Frontend
 from serving.generation_request import RequestFailedError
 
@@ -42,28 +44,30 @@ def _fresh_id() -> str:
 def create_app(
     frontend: Frontend,
     config: ServerConfig,
-    model: str,
     version: str,
     *,
     wall_clock: Callable[[], float] = _unix_now,
     id_source: Callable[[], str] = _fresh_id,
+    peers: DoorPeers | None = None,
 ) -> FastAPI:
     """Make the app.
 
     Args:
         frontend: owns the requests.
         config: limits of one HTTP request.
-        model: the name in the API.
         version: of this software.
         wall_clock: Unix seconds, for `created` only.
         id_source: unique strings for ids.
+        peers: the other doors; None when there are none.
     """
+    model = frontend.settings.model_name
     preparer = RequestPreparer(
         frontend.tokenizer, frontend.settings, config, model, wall_clock=wall_clock, id_source=id_source
     )
     generation = GenerationEndpoints(frontend, preparer, config.max_body_bytes)
-    status = StatusEndpoints(frontend, preparer, model, version, created=int(wall_clock()))
-    cockpit = CockpitEndpoints(frontend, model, version)
+    doors = AllDoors(frontend, peers or NoPeers())
+    status = StatusEndpoints(frontend, doors, preparer, model, version, created=int(wall_clock()))
+    cockpit = CockpitEndpoints(frontend, doors, model, version)
     app = FastAPI(title="pdserve", version=version, openapi_url=None, redirect_slashes=False)
     routes: dict[tuple[str, str], Handler] = {
         ("POST", "/v1/completions"): generation.completions,
@@ -77,6 +81,7 @@ def create_app(
         ("GET", "/cluster/state"): status.cluster_state,
         ("GET", "/openapi.json"): status.description,
         ("GET", "/metrics"): cockpit.metrics,
+        ("GET", "/trace"): cockpit.trace,
         ("GET", "/dashboard"): cockpit.dashboard,
         ("GET", "/dashboard/events"): cockpit.events,
     }
@@ -101,17 +106,26 @@ class StatusEndpoints:
     """Everything that only tells."""
 
     def __init__(
-        self, frontend: Frontend, preparer: RequestPreparer, model: str, version: str, *, created: int
+        self,
+        frontend: Frontend,
+        doors: AllDoors,
+        preparer: RequestPreparer,
+        model: str,
+        version: str,
+        *,
+        created: int,
     ) -> None:
         """Args.
 
-        frontend: knows requests and the cluster.
+        frontend: knows the cluster.
+        doors: know requests.
         preparer: knows the model's name.
         model: the name in the API.
         version: of this software.
         created: Unix seconds of the start.
         """
         self._frontend = frontend
+        self._doors = doors
         self._preparer = preparer
         self._version = version
         self._description = describe(model, version)
@@ -151,7 +165,7 @@ class StatusEndpoints:
     async def request_timeline(self, request: Request) -> Response:
         """GET /requests/{id}: where the time of a running or recent request went."""
         api_id = request.path_params["api_id"]
-        timeline = self._frontend.timeline(api_id)
+        timeline = await self._doors.timeline(api_id)
         if timeline is None:
             msg = f"No running or recent request of this server has the id {api_id[:200]!r}."
             raise ApiError(404, msg, code="request_not_found")
@@ -160,9 +174,10 @@ class StatusEndpoints:
     async def cluster_state(self, request: Request) -> Response:
         """GET /cluster/state."""
         try:
-            return JSONResponse(await self._frontend.cluster_state())
+            state = await self._frontend.cluster_state()
         except RequestFailedError as error:
             raise of_failure(error) from error
+        return JSONResponse({**state, "doors": door_states(await self._doors.accounts())})
 
 
 def _guarded(handler: Handler) -> Handler:

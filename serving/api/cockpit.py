@@ -1,4 +1,4 @@
-"""What an operator looks at: GET /metrics, and the dashboard with its live events."""
+"""What an operator looks at: GET /metrics, GET /trace, and the dashboard with its live events."""
 
 import asyncio
 import json
@@ -9,11 +9,15 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
+from serving.api.all_doors import AllDoors, newest_requests, recent_latencies
+from serving.api.errors import ApiError
 from serving.frontend import Frontend
 from serving.metrics import CONTENT_TYPE, ClusterSamples, render
 
 _PERIOD_S = 1.0
 _RECENT_REQUESTS = 40
+_TRACE_S = 60.0
+_MAX_TRACE_S = 86_400.0
 _PAGE_HEADERS = {
     # One file, nothing from outside: the browser enforces it.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -25,14 +29,16 @@ _PAGE_HEADERS = {
 class CockpitEndpoints:
     """Routes that only watch."""
 
-    def __init__(self, frontend: Frontend, model: str, version: str) -> None:
+    def __init__(self, frontend: Frontend, doors: AllDoors, model: str, version: str) -> None:
         """Args.
 
-        frontend: knows streams and the cluster.
+        frontend: knows the cluster.
+        doors: know their streams.
         model: the name in the API.
         version: of this software.
         """
         self._frontend = frontend
+        self._doors = doors
         self._model = model
         self._version = version
         self._watch = ClusterWatch(frontend)
@@ -41,8 +47,21 @@ class CockpitEndpoints:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: 200 also without the central scheduler; `pdserve:up` tells."""
         state = await self._frontend.cluster_state_or_none()
-        body = render(self._frontend.metrics, ClusterSamples(self._model, state))
+        doors = [account.metrics for account in await self._doors.accounts()]
+        body = render(doors, ClusterSamples(self._model, state))
         return Response(body, media_type=CONTENT_TYPE)
+
+    async def trace(self, request: Request) -> Response:
+        """GET /trace?seconds=N: what every process did lately, for Perfetto."""
+        given = request.query_params.get("seconds", str(_TRACE_S))
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < _MAX_TRACE_S:
+            msg = f"seconds={given[:40]!r} is not a number between 0 and {_MAX_TRACE_S}"
+            raise ApiError(400, msg, param="seconds")
+        return Response(await self._doors.chrome_trace(seconds), media_type="application/json")
 
     async def dashboard(self, request: Request) -> Response:
         """GET /dashboard: one static page."""
@@ -54,12 +73,13 @@ class CockpitEndpoints:
 
     async def _events(self) -> AsyncGenerator[str, None]:
         while True:
+            accounts = await self._doors.accounts()
             event = {
                 "model": self._model,
                 "version": self._version,
                 "cluster": await self._watch.state(),
-                "latency": self._frontend.metrics.recent.to_json(),
-                "requests": self._frontend.recent_timelines(_RECENT_REQUESTS),
+                "latency": recent_latencies(accounts).to_json(),
+                "requests": newest_requests(accounts, _RECENT_REQUESTS),
             }
             yield f"data: {json.dumps(event)}\n\n"
             if self._frontend.is_closed:

@@ -1,7 +1,9 @@
 """The two generating endpoints: prepare, run, answer; and give up when the client leaves."""
 
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from starlette.requests import Request
@@ -17,6 +19,7 @@ from serving.api.streaming import EventStreamResponse, StartedStream, start_stre
 from serving.frontend import Frontend
 from serving.generation_request import InvalidRequestError, RequestFailedError
 from serving.stream import ChoiceDelta
+from serving.trace_context import TraceContext
 
 _log = logging.getLogger(__name__)
 _CLIENT_CLOSED_REQUEST = 499
@@ -50,7 +53,7 @@ class GenerationEndpoints:
     async def _answer(self, request: Request, prepare: Prepare) -> Response:
         body = await read_json_object(request, self._max_body_bytes)
         try:
-            prepared = await prepare(body)
+            prepared = _traced(await prepare(body), request)
             if prepared.is_stream:
                 stream = await until_disconnect(request.receive, self._start(prepared))
                 return EventStreamResponse(stream, prepared.answers, has_usage=prepared.has_usage)
@@ -77,6 +80,12 @@ class GenerationEndpoints:
             return prepared.answers.whole(wanted, opened.usage())
         finally:
             opened.close()
+
+
+def _traced(prepared: PreparedRequest, request: Request) -> PreparedRequest:
+    """Part of the caller's trace, or of a new one."""
+    trace = TraceContext.of_header(request.headers.get("traceparent", ""), secrets.token_hex(16))
+    return replace(prepared, generation=replace(prepared.generation, trace=trace))
 
 
 def _joined(parts: Sequence[ChoiceDelta]) -> FinishedChoice:

@@ -14,11 +14,13 @@ import uvicorn
 from configs import DeploymentConfig
 from scheduler.spec import DoorName
 from serving.api.app import create_app
+from serving.door_peers import DoorPeers, place_of
 from serving.endpoint import SchedulerEndpoint
 from serving.engine.model_folder import load_model_config
 from serving.frontend import Frontend
 from serving.generation_request import DoorSettings
 from serving.tokenizer import Tokenizer
+from serving.tracing.otlp import OtlpTraces
 
 _BACKLOG = 2048
 _MAX_SEED = 1 << 63
@@ -46,8 +48,10 @@ class DoorServer:
         model_folder: Path,
         door: DoorName,
         max_request_tokens: int,
+        *,
+        peers: DoorPeers | None = None,
     ) -> None:
-        """Load the tokenizer; nothing listens yet.
+        """Load the tokenizer; nothing listens yet. Raises TracingUnavailableError.
 
         Args:
             endpoint: the way to the central scheduler.
@@ -55,6 +59,7 @@ class DoorServer:
             model_folder: a Hugging Face folder.
             door: this door's name.
             max_request_tokens: prompt and output tokens that every worker's pools can hold.
+            peers: the other doors; None when there are none.
         """
         model = load_model_config(model_folder)
         name = config.server.served_model_name or model_folder.name
@@ -76,19 +81,32 @@ class DoorServer:
             clock=time.monotonic,
             seed_source=lambda: secrets.randbelow(_MAX_SEED),
         )
-        app = create_app(self.frontend, config.server, name, version("pdserve"))
+        self._traces = self._start_traces(config.server.otlp_endpoint, name, place_of(door))
+        app = create_app(self.frontend, config.server, version("pdserve"), peers=peers)
         self._drain_timeout_s = config.server.drain_timeout_s
         self._address = (config.server.host, config.server.port)
+        self._shares_port = config.server.doors > 1
         self._server = _EmbeddedServer(
             uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, server_header=False)
         )
         self._serving: asyncio.Task[None] | None = None
 
+    def _start_traces(self, endpoint: str, model: str, door: str) -> OtlpTraces | None:
+        if not endpoint:
+            return None
+        traces = OtlpTraces(endpoint, model, door, clock=time.monotonic, wall_clock_ns=time.time_ns)
+        self.frontend.trace_sink = traces.export
+        return traces
+
     async def start(self) -> int:
         """Listen; returns the port. Raises OSError when it cannot be had."""
         host, port = self._address
         listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=_BACKLOG,
+            # Alone, a second server on this port must fail.
+            reuse_port=self._shares_port,
         )
         # Accepted connections inherit it. Without it, an answer's body waits for the client's delayed ACK of its head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -122,3 +140,7 @@ class DoorServer:
             self._server.should_exit = True
             await self._serving
             self._serving = None
+        if self._traces is not None:
+            # It may wait for the collector.
+            await asyncio.to_thread(self._traces.close)
+            self._traces = None

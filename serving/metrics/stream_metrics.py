@@ -4,7 +4,7 @@ Names and units are those that dashboards for vLLM know; times are seconds on th
 phases, which workers measure as durations on their own clocks (M7).
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
 from serving.metrics.recent_latencies import RecentLatencies
 from serving.timeline import ChoiceTimeline, StreamState
@@ -24,7 +24,7 @@ _REQUEST_S = (
 _TRANSFER_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _TOKENS = tuple(float(step * 10**power) for power in range(5) for step in (1, 2, 5))
 
-_LABELS = ("model_name", "role")
+_LABELS = ("model_name", "role", "door")
 _ROLE = "door"
 
 
@@ -36,15 +36,16 @@ class StreamMetrics:
         recent: the last latencies themselves, for percentiles without buckets.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, door: str) -> None:
         """Begin at zero.
 
         Args:
             model: the name in the API; a label of everything.
+            door: the same for every life of it; a label, so that a restart looks like one.
         """
         self.registry = CollectorRegistry()
         self.recent = RecentLatencies()
-        self._model = model
+        self._labels = (model, _ROLE, door)
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens that streams have accepted.")
         self._successes = Counter(
@@ -91,6 +92,10 @@ class StreamMetrics:
         self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice.", _TOKENS)
         self._output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice.", _TOKENS)
 
+    def families(self) -> tuple[Metric, ...]:
+        """All of them as they are now; another process may have them."""
+        return tuple(self.registry.collect())
+
     def on_tokens(self, num_new: int, since_last_s: float | None) -> None:
         """A stream accepted tokens.
 
@@ -116,9 +121,9 @@ class StreamMetrics:
         """A stream is over; called once for each."""
         self._resubmissions.inc(timeline.num_resubmissions)
         if timeline.state is not StreamState.FINISHED or timeline.finish_reason is None:
-            self._failures.labels(self._model, _ROLE, timeline.state.value).inc()
+            self._failures.labels(*self._labels, timeline.state.value).inc()
             return
-        self._successes.labels(self._model, _ROLE, timeline.finish_reason.value).inc()
+        self._successes.labels(*self._labels, timeline.finish_reason.value).inc()
         self._output_lengths.observe(timeline.num_tokens)
         if timeline.first_token_at_s is None or timeline.ended_at_s is None:
             return  # a stream of no tokens
@@ -132,8 +137,8 @@ class StreamMetrics:
         self._transfer.observe(timeline.phase_s("offer") + timeline.phase_s("transfer"))
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self.registry).labels(self._model, _ROLE)
+        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
 
     def _histogram(self, name: str, text: str, borders: tuple[float, ...]) -> Histogram:
         family = Histogram(name, text, _LABELS, registry=self.registry, buckets=borders)
-        return family.labels(self._model, _ROLE)
+        return family.labels(*self._labels)

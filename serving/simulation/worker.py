@@ -42,8 +42,9 @@ from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import SharedPool
-from serving.workers.step_loop import WorkerLoop, WorkerParts
+from serving.workers.step_loop import WorkerLoop
 from serving.workers.stop_checker import StopChecker, StopStringDetector
+from serving.workers.worker_parts import WorkerParts
 from serving.workers.worker_plan import WorkerIdentity
 
 MakeManager = Callable[[CacheGeometry, KVCacheConfig, Epoch, CopyEngine], KVCacheManager]

@@ -32,10 +32,11 @@ from serving.workers.device_pools import DevicePools
 from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox, WorkerSinks
 from serving.workers.self_audit import SelfAudit
-from serving.workers.step_loop import WorkerLoop, WorkerParts
+from serving.workers.step_loop import WorkerLoop
 from serving.workers.stop_checker import StopChecker
 from serving.workers.transports import make_transport
 from serving.workers.worker import Worker
+from serving.workers.worker_parts import WorkerParts
 from serving.workers.worker_plan import Surroundings, WorkerIdentity, WorkerPlan
 
 _ALONE = Surroundings()

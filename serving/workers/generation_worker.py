@@ -177,7 +177,7 @@ class GenerationSide:
         self._scheduler.fail(attempt_id, now_s)
         self.stop_receive(request, now_s)
         self.forget(attempt_id)
-        self._phases.forget(attempt_id)
+        self._phases.forget(attempt_id, now_s)
         message = f"attempt {attempt_id}: its reservation was not activated before its deadline"
         self._outbox.report(Failed(attempt_id, ErrorKind.TRANSFER, message, retriable=True))
         return True
@@ -206,5 +206,5 @@ class GenerationSide:
         self.forget(AttemptId(request_id))
         request = self._scheduler.on_receive_ended(request_id, now_s)
         if request is not None:
-            self._phases.forget(request.attempt_id)
+            self._phases.forget(request.attempt_id, now_s)
             self._outbox.report(Failed(request.attempt_id, ErrorKind.TRANSFER, message, retriable=True))

@@ -4,14 +4,8 @@ from collections import defaultdict
 from typing import Protocol
 
 from manager import Epoch, WorkerName
-from scheduler.messages import (
-    PhaseDurations,
-    ReportBatch,
-    TokenBatch,
-    TokenEvent,
-    WorkerHeartbeat,
-    WorkerReport,
-)
+from scheduler.durations import PhaseDurations
+from scheduler.messages import ReportBatch, TokenBatch, TokenEvent, WorkerHeartbeat, WorkerReport
 from scheduler.output import DrawnToken
 from scheduler.request import Request
 from scheduler.spec import DoorName

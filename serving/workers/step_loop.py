@@ -12,18 +12,15 @@ nothing is schedulable (C5, I5).
 """
 
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
-from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import LeaseOutcome, ReceiveOutcome, ReservationExpired
-from manager import KVCacheManager, RequestId
+from manager import RequestId
 from scheduler.errors import InvalidRequest
-from scheduler.interface import IterationScheduler
 from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import (
     CancelAttempt,
@@ -50,51 +47,19 @@ from scheduler.request import Request
 from scheduler.spec import AttemptId, FinishReason, Term
 from scheduler.states import AttemptState
 from scheduler.tickets import DeliverPart
-from serving.engine.batch import StepBatch, StepResult
-from serving.workers.batch_builder import BatchBuilder
+from serving.engine.batch import StepResult
+from serving.tracing.history import StepHistory, WorkerHistory
 from serving.workers.context_parts import ContextParts
 from serving.workers.context_worker import ContextSide
 from serving.workers.generation_worker import GenerationSide
 from serving.workers.introduction import IntroductionSink, held_parts
-from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
-from serving.workers.self_audit import SelfAudit
-from serving.workers.staging import PageStaging
-from serving.workers.stop_checker import StopChecker
 from serving.workers.token_scores import TokenScores
+from serving.workers.worker_parts import WorkerParts
 from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
 _COUNTER_NAMES = ("audits", "refused_terms", "failed_steps", "ignored_commands", "late_signals")
-
-
-class StepEngine(Protocol):
-    """What the loop needs of the engine."""
-
-    def step(self, batch: StepBatch) -> StepResult:
-        """Compute the rows, write their KV, draw the tokens. May raise; nothing is retained then."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerParts:
-    """The finished collaborators of a loop."""
-
-    manager: KVCacheManager
-    scheduler: IterationScheduler
-    engine: StepEngine
-    agent: TransferAgent
-    batch_builder: BatchBuilder
-    stop_checker: StopChecker
-    outbox: Outbox
-    staging: PageStaging
-    wake: threading.Event
-    """Set by whoever has something for the loop."""
-    self_audit: SelfAudit
-    overlaps: bool = True
-    """Whether contexts are offered in parts (`TransferConfig.overlap`)."""
-    transport_choices: Callable[[], Mapping[str, str]] = dict
-    """For each peer that pages were read from: over what, and why."""
 
 
 @dataclass(slots=True)
@@ -122,7 +87,8 @@ class WorkerLoop:
         self._asked: deque[tuple[Term, WorkerRegistration, IntroductionSink]] = deque()
         self._term = Term(0)
         self._commands_seen: tuple[Term, int] | None = None
-        self._phases = PhaseClock(identity.name)
+        self._history = StepHistory()
+        self._phases = PhaseClock(identity.name, self._history)
         self._scores = TokenScores()
         self._progress = _Progress()
         self._counts = dict.fromkeys(_COUNTER_NAMES, 0)
@@ -152,6 +118,12 @@ class WorkerLoop:
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""
         return self._snapshot
+
+    def history(self, seconds: float) -> WorkerHistory:
+        """What was done in the last `seconds`."""
+        now_s, identity = self._clock(), self._identity
+        told = self._history.tell(self._phases.present(now_s), now_s, seconds)
+        return WorkerHistory(identity.name, identity.role, identity.pid, identity.epoch, *told)
 
     @property
     def longest_step_s(self) -> float:
@@ -234,15 +206,16 @@ class WorkerLoop:
         try:
             if isinstance(command, OfferGeneration):
                 self._generation_side.offer(command, now_s)
-                self._phases.enter(command.attempt_id, "offer", now_s)
             else:
                 self._scheduler.add_context(command.attempt_id, command.spec, now_s)
                 if isinstance(command, RunContext) and command.has_reader and self._parts.overlaps:
                     self._context_side.parts.expect(command.attempt_id)
-                self._phases.enter(command.attempt_id, "queue", now_s)
         except InvalidRequest as error:
             kind = ErrorKind.NEVER_FITS
             self._outbox.report(Failed(command.attempt_id, kind, str(error), retriable=False))
+        else:
+            phase = "offer" if isinstance(command, OfferGeneration) else "queue"
+            self._phases.admit(command.attempt_id, command.spec.uid, phase, command.waited_s, now_s)
 
     def _end(self, attempt_id: AttemptId, now_s: float) -> None:
         request = self._scheduler.get(attempt_id)
@@ -283,6 +256,8 @@ class WorkerLoop:
         for request in output.reserved:
             self._phases.enter(request.attempt_id, "transfer", self._clock())
             self._generation_side.on_reserved(request, self._clock())
+        for request in output.pushed_out:
+            self._phases.enter(request.attempt_id, "paused", self._clock())
         for request, deferral in output.deferred:
             self._forget(request.attempt_id)
             self._outbox.report(Deferred(request.attempt_id, deferral.reason, deferral.needed, deferral.available))
@@ -305,9 +280,14 @@ class WorkerLoop:
             result = self._parts.engine.step(self._parts.batch_builder.build(output))
         except Exception as error:  # the engine is arbitrary code over arbitrary memory: V22 covers all of it
             _log.exception("step %d failed", output.iteration)
+            self._history.on_step(output, started_s, self._clock())
             self._abandon(output, error)
             return
-        self._progress.longest_step_s = max(self._progress.longest_step_s, self._clock() - started_s)
+        ended_s = self._clock()
+        self._progress.longest_step_s = max(self._progress.longest_step_s, ended_s - started_s)
+        self._history.on_step(output, started_s, ended_s)
+        for chunk in output.contexts:
+            self._phases.chunk(chunk.request.attempt_id, chunk.num_tokens, started_s, ended_s)
         self._complete(output, result)
 
     def _abandon(self, output: SchedulerOutput, error: Exception) -> None:
@@ -361,7 +341,7 @@ class WorkerLoop:
         self._outbox.report(Failed(request.attempt_id, kind, message, retriable=retriable))
 
     def _forget(self, attempt_id: AttemptId) -> None:
-        self._phases.forget(attempt_id)
+        self._phases.forget(attempt_id, self._clock())
         self._scores.forget(attempt_id)
         self._parts.stop_checker.forget(attempt_id)
         self._parts.batch_builder.forget(attempt_id)

@@ -12,6 +12,7 @@ from manager import CorruptedError
 from manager.kv_cache_manager import KVCacheManagerV2
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerSnapshot, WorkerState
 from scheduler.spec import Term
+from serving.tracing.history import WorkerHistory
 from serving.workers.agent_thread import AgentThread
 from serving.workers.introduction import IntroductionSink
 from serving.workers.step_loop import WorkerLoop
@@ -82,6 +83,10 @@ class Worker:
             msg = f"{self.identity.name} has no object store transport"
             raise PeerError(msg)
         return self._transport.answer_fetch(life, runs)
+
+    def history(self, seconds: float) -> WorkerHistory:
+        """What was done in the last `seconds`, from any thread."""
+        return self._loop.history(seconds)
 
     def snapshot(self) -> WorkerSnapshot:
         """The account of the last finished iteration."""

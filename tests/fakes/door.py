@@ -74,13 +74,15 @@ def settings(**changes: Any) -> DoorSettings:
     return DoorSettings(**{**values, **changes})
 
 
-def make_frontend(tokenizer: Tokenizer, cluster: FakeCluster, clock: Callable[[], float], **changes: Any) -> Frontend:
+def make_frontend(
+    tokenizer: Tokenizer, cluster: FakeCluster, clock: Callable[[], float], *, name: str = "door", **changes: Any
+) -> Frontend:
     """A frontend over a fake cluster; seeds count up from 1000."""
     seeds = count(1000)
     frontend = Frontend(
         cluster,
         tokenizer,
-        DoorName("door"),
+        DoorName(name),
         settings(**changes),
         clock=clock,
         seed_source=lambda: next(seeds),
@@ -96,17 +98,17 @@ async def open_door(
     draw: DrawToken | None = None,
     config: ServerConfig | None = None,
     is_pumping: bool = True,
+    name: str = "door",
     **changes: Any,
 ) -> AsyncIterator[Door]:
     """A door whose cluster works (unless `is_pumping` is False), and whose books are empty at the end."""
     tokenizer = Tokenizer.load(folder)
     cluster = FakeCluster(tokenizer, (EOS_TOKEN_ID,), draw or hashed_tokens(VOCAB_SIZE))
-    frontend = make_frontend(tokenizer, cluster, asyncio.get_running_loop().time, **changes)
+    frontend = make_frontend(tokenizer, cluster, asyncio.get_running_loop().time, name=name, **changes)
     ids = count(1)
     app = create_app(
         frontend,
         config or ServerConfig(max_body_bytes=100_000, max_choices=8, max_prompts=6),
-        MODEL,
         "1.2.3",
         wall_clock=lambda: 1_700_000_000.5,
         id_source=lambda: f"id{next(ids)}",

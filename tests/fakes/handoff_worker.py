@@ -36,8 +36,9 @@ from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import SharedPool
-from serving.workers.step_loop import WorkerLoop, WorkerParts
+from serving.workers.step_loop import WorkerLoop
 from serving.workers.stop_checker import StopChecker, StopStringDetector
+from serving.workers.worker_parts import WorkerParts
 from serving.workers.worker_plan import WorkerIdentity
 from tests.fakes.cache_builders import make_geometry
 from tests.fakes.handoff_engine import HandoffEngine, PlainCopies
@@ -279,7 +280,7 @@ class HandoffWorker:
             "waiting": len(self.scheduler.waiting),
             "handoffs": len(sides[0]._handoffs) + len(sides[0]._filling),
             "given leases": len(sides[1]._leases),
-            "phases": len(self.loop._phases._present) + len(self.loop._phases._seconds),
+            "phases": len(self.loop._phases._attempts),
             "stop checkers": len(self.loop._parts.stop_checker._detectors),
         }
         left += [f"{name}: {count}" for name, count in tables.items() if count]

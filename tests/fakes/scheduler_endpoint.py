@@ -11,7 +11,8 @@ from hashlib import blake2b
 from itertools import count
 
 from manager import Epoch, WorkerName
-from scheduler.messages import DoorNotice, ErrorKind, PhaseDurations, SubmitReply, TokenBatch, TokenEvent
+from scheduler.durations import PhaseDurations
+from scheduler.messages import DoorNotice, ErrorKind, SubmitReply, TokenBatch, TokenEvent
 from scheduler.request import Request
 from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid
 from scheduler.states import AttemptState

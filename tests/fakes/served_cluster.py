@@ -110,7 +110,7 @@ async def serve(
     frontend = _make_frontend(endpoint, model_folder)
     ids = count(1)
     app = create_app(
-        frontend, server or ServerConfig(), MODEL, "1", wall_clock=lambda: 1.0, id_source=lambda: f"id{next(ids)}"
+        frontend, server or ServerConfig(), "1", wall_clock=lambda: 1.0, id_source=lambda: f"id{next(ids)}"
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", timeout=60) as client:
         served = ServedCluster(deployment, frontend, client, endpoint.submissions, [])

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from tests.fakes.door import open_door, run_async
 
 # For machines of other kinds: a scraper, and a page with its events.
-_UNDESCRIBED = {"/metrics", "/dashboard", "/dashboard/events", "/openapi.json"}
+_UNDESCRIBED = {"/metrics", "/trace", "/dashboard", "/dashboard/events", "/openapi.json"}
 
 
 @run_async

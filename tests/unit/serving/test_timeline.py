@@ -3,7 +3,7 @@
 from typing import Any
 
 from manager import WorkerName
-from scheduler.messages import PhaseDurations
+from scheduler.durations import PhaseDurations
 from scheduler.spec import AttemptId, RequestUid
 from serving.timeline import ChoiceTimeline, RequestTimeline, StreamState, TimelineBook
 
@@ -18,10 +18,10 @@ def durations(worker: str, cached_tokens: int | None = None, **phases: float) ->
 
 def test_a_workers_later_word_replaces_its_earlier_one_and_workers_add_up() -> None:
     timeline = choice()
-    timeline.on_durations(AttemptId("1.1"), durations("context-0", context=1.0, queue=0.5))
-    timeline.on_durations(AttemptId("1.1"), durations("generation-0", transfer=0.25, offer=0.5, generation=1.0))
-    timeline.on_durations(AttemptId("1.1"), durations("generation-0", transfer=0.25, offer=0.5, generation=3.0))
-    timeline.on_durations(AttemptId("1.2"), durations("generation-0", context=0.5, generation=2.0))
+    timeline.on_durations(AttemptId("1.1"), durations("context-0", context=1.0, queue=0.5), 102.0)
+    timeline.on_durations(AttemptId("1.1"), durations("generation-0", transfer=0.25, offer=0.5, generation=1.0), 102.0)
+    timeline.on_durations(AttemptId("1.1"), durations("generation-0", transfer=0.25, offer=0.5, generation=3.0), 102.0)
+    timeline.on_durations(AttemptId("1.2"), durations("generation-0", context=0.5, generation=2.0), 102.0)
     timeline.on_tokens(1, 103.0)
     timeline.on_tokens(2, 104.0)
     timeline.on_end(StreamState.FINISHED, 107.0)
@@ -34,8 +34,8 @@ def test_a_workers_later_word_replaces_its_earlier_one_and_workers_add_up() -> N
 
 def test_cached_tokens_are_those_of_the_first_computation_and_at_most_the_prompt() -> None:
     timeline = choice()
-    timeline.on_durations(AttemptId("1.1"), durations("context-0", 99))
-    timeline.on_durations(AttemptId("1.2"), durations("context-1", 3))
+    timeline.on_durations(AttemptId("1.1"), durations("context-0", 99), 102.0)
+    timeline.on_durations(AttemptId("1.2"), durations("context-1", 3), 102.0)
     assert timeline.cached_tokens == 10
 
 

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.metrics import ClusterSamples, StreamMetrics, render
 
-_DOOR = {"model_name", "role"}
+_DOOR = {"model_name", "role", "door"}
 _WORKER = {"model_name", "role", "worker"}
 _CLUSTER = {"model_name"}
 
@@ -77,11 +77,11 @@ STATE = {
 
 
 def scrape(state: object) -> dict[str, object]:
-    streams = StreamMetrics("m")
+    streams = StreamMetrics("m", "door-0")
     for reason in ("stop", "length"):
-        streams._successes.labels("m", "door", reason)
-    streams._failures.labels("m", "door", "failed")
-    text = render(streams, ClusterSamples("m", state)).decode()  # type: ignore[arg-type]
+        streams._successes.labels("m", "door", "door-0", reason)
+    streams._failures.labels("m", "door", "door-0", "failed")
+    text = render([streams.families()], ClusterSamples("m", state)).decode()  # type: ignore[arg-type]
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 

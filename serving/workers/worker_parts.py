@@ -1,0 +1,45 @@
+"""What a worker's loop is made of."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtransfer import TransferAgent
+from manager import KVCacheManager
+from scheduler.interface import IterationScheduler
+from serving.engine.batch import StepBatch, StepResult
+from serving.workers.batch_builder import BatchBuilder
+from serving.workers.outbox import Outbox
+from serving.workers.self_audit import SelfAudit
+from serving.workers.staging import PageStaging
+from serving.workers.stop_checker import StopChecker
+
+
+class StepEngine(Protocol):
+    """What the loop needs of the engine."""
+
+    def step(self, batch: StepBatch) -> StepResult:
+        """Compute the rows, write their KV, draw the tokens. May raise; nothing is retained then."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """The finished collaborators of a loop."""
+
+    manager: KVCacheManager
+    scheduler: IterationScheduler
+    engine: StepEngine
+    agent: TransferAgent
+    batch_builder: BatchBuilder
+    stop_checker: StopChecker
+    outbox: Outbox
+    staging: PageStaging
+    wake: threading.Event
+    """Set by whoever has something for the loop."""
+    self_audit: SelfAudit
+    overlaps: bool = True
+    """Whether contexts are offered in parts (`TransferConfig.overlap`)."""
+    transport_choices: Callable[[], Mapping[str, str]] = dict
+    """For each peer that pages were read from: over what, and why."""
