@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from manager import Epoch, LeaseId, ManagerStats, WorkerName
+from scheduler.prefix_changes import PrefixesChanged
 from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term, TokenLogprobs
 
 
@@ -230,7 +231,8 @@ class RoomReported:
     """Something was released since the last Deferred: the oldest deferred offers may be tried again."""
 
 
-WorkerReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Finished | Failed | Cancelled | RoomReported
+AttemptReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Finished | Failed | Cancelled
+WorkerReport = AttemptReport | RoomReported | PrefixesChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +251,17 @@ class ReportBatch:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:
-    """A worker's first word: who it is and what one request may need at most on it."""
+    """A worker's first word: who it is and what one request may need at most on it.
+
+    `tokens_per_block` is 0 where it says nothing of its cache.
+    """
 
     worker: WorkerName
     role: WorkerRole
     epoch: Epoch
     pid: int
     max_request_tokens: int
+    tokens_per_block: int = 0
 
 
 class WorkerState(StrEnum):

@@ -3,13 +3,14 @@
     context first     WAITING_CONTEXT -> CONTEXT -> WAITING_OFFER <-> OFFERED -> TRANSFER -> GENERATION
     generation first  WAITING_OFFER <-> OFFERED -> WAITING_CONTEXT -> CONTEXT -> TRANSFER -> GENERATION
     mixed worker      WAITING_CONTEXT -> LOCAL
+    computed where it decodes (conditional disaggregation)   WAITING_CONTEXT or WAITING_OFFER -> LOCAL
 
 `RequestState` (QUEUED, RUNNING, terminal) moves by `scheduler.states` only; the phase refines it while
 the request is open, and moves by the table below only. Knows nothing of queues, ledgers or messages
 that wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,6 +18,7 @@ from manager import WorkerName
 from scheduler.arrival_queue import ArrivalKey
 from scheduler.errors import IllegalTransition
 from scheduler.messages import Handoff
+from scheduler.prefix_changes import BlockHash, hash_blocks
 from scheduler.spec import AttemptId, DoorName, RequestSpec
 from scheduler.states import RequestEvent, RequestState, advance_request
 
@@ -38,7 +40,7 @@ PHASE_TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     # Queued requests change sides when the first worker of a role joins.
     _P.WAITING_CONTEXT: frozenset({_P.CONTEXT, _P.LOCAL, _P.WAITING_OFFER}),
     _P.CONTEXT: frozenset({_P.WAITING_OFFER, _P.TRANSFER}),
-    _P.WAITING_OFFER: frozenset({_P.OFFERED, _P.WAITING_CONTEXT}),
+    _P.WAITING_OFFER: frozenset({_P.OFFERED, _P.WAITING_CONTEXT, _P.LOCAL}),
     # Back to WAITING_OFFER when deferred; to WAITING_CONTEXT when reserved before the context exists.
     _P.OFFERED: frozenset({_P.WAITING_OFFER, _P.WAITING_CONTEXT, _P.TRANSFER}),
     _P.TRANSFER: frozenset({_P.GENERATION}),
@@ -82,6 +84,7 @@ class TrackedRequest:
     is_lease_open: bool = False
     num_deferrals: int = 0
     failed_on: set[WorkerName] = field(default_factory=set)
+    _block_hashes: dict[int, Sequence[BlockHash]] = field(default_factory=dict)
 
     @property
     def key(self) -> ArrivalKey:
@@ -97,6 +100,15 @@ class TrackedRequest:
     def total_tokens(self) -> int:
         """Positions at most by the last token."""
         return total_tokens(self.spec)
+
+    def block_hashes(self, tokens_per_block: int) -> Sequence[BlockHash]:
+        """Hashes of the full blocks of what the context half computes; worked out once."""
+        hashes = self._block_hashes.get(tokens_per_block)
+        if hashes is None:
+            spec = self.spec
+            hashes = hash_blocks((*spec.prompt_token_ids, *spec.accepted_token_ids), tokens_per_block, spec.reuse_scope)
+            self._block_hashes[tokens_per_block] = hashes
+        return hashes
 
     @property
     def has_emitted(self) -> bool:

@@ -8,6 +8,7 @@ from configs import (
     DeviceTierConfig,
     HostTierConfig,
     KVCacheConfig,
+    RouterConfig,
     SchedulerConfig,
     TierConfig,
     TransferConfig,
@@ -78,6 +79,7 @@ class SimulationSettings:
     central: CentralConfig = field(
         default_factory=lambda: CentralConfig(max_queued_requests=1 << 20, request_deadline_s=1e6)
     )
+    router: RouterConfig = field(default_factory=RouterConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     faults: FaultSettings = field(default_factory=FaultSettings)
