@@ -108,7 +108,10 @@ class CentralBooks:
     def admit(self, door: DoorName, spec: RequestSpec, now_s: float) -> None:
         """Queue a new request."""
         self._num_arrivals += 1
-        request = TrackedRequest(spec, door, self._num_arrivals, now_s, self.first_phase())
+        # A priority is a head start and no more, so that nobody waits for ever.
+        arrival = self._num_arrivals
+        key = (arrival - self.config.arrivals_per_priority * spec.priority, arrival)
+        request = TrackedRequest(spec, door, key, now_s, self.first_phase())
         self.requests[spec.uid] = request
         self.counters["resubmitted" if spec.is_continuation else "submitted"] += 1
         self.enqueue(request)

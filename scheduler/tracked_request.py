@@ -56,7 +56,7 @@ class TrackedRequest:
     Attributes:
         spec: what the door asked for.
         door: who asked.
-        arrival: order of submission in this term; kept over retries and deferrals.
+        key: its place in every queue, by arrival and priority; kept over retries and deferrals.
         submitted_at_s: the caller's clock.
         phase: where it is; changed by `enter`, `restart` and `adopt` only.
         state: QUEUED, RUNNING or terminal; changed by `on_event` only.
@@ -72,7 +72,7 @@ class TrackedRequest:
 
     spec: RequestSpec
     door: DoorName
-    arrival: int
+    key: ArrivalKey
     submitted_at_s: float
     phase: Phase
     state: RequestState = RequestState.QUEUED
@@ -85,11 +85,6 @@ class TrackedRequest:
     num_deferrals: int = 0
     failed_on: set[WorkerName] = field(default_factory=set)
     _block_hashes: dict[int, Sequence[BlockHash]] = field(default_factory=dict)
-
-    @property
-    def key(self) -> ArrivalKey:
-        """Its place in every queue: priority first, then arrival."""
-        return (-self.spec.priority, self.arrival)
 
     @property
     def context_tokens(self) -> int:
