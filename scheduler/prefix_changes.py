@@ -1,15 +1,8 @@
-"""`PrefixesChanged`: what a worker's cache gained and lost, by block hash; and how a prompt is hashed to look it up."""
+"""`PrefixesChanged`: what a worker's cache gained and lost, by block hash. A frozen value on the wire."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from struct import pack
-from typing import NewType
 
-BlockHash = NewType("BlockHash", int)
-"""Stands for all tokens up to a block's end and for the reuse scope; the same in every process of a server."""
-_HASH_BYTES = 7  # fits the small integers of pickle and the 60 bits that Python keeps in 32 bytes
-_TOKEN_BYTES = 4
+from manager import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +19,3 @@ class PrefixesChanged:
     stored: tuple[BlockHash, ...] = ()
     removed: tuple[BlockHash, ...] = ()
     is_listing: bool = False
-
-
-def hash_blocks(token_ids: Sequence[int], tokens_per_block: int, reuse_scope: str) -> Sequence[BlockHash]:
-    """Hashes of the full blocks of a prompt, in order."""
-    parent = blake2b(reuse_scope.encode(), digest_size=_HASH_BYTES).digest()
-    num_tokens = len(token_ids) // tokens_per_block * tokens_per_block
-    packed = pack(f"<{num_tokens}i", *token_ids[:num_tokens])
-    width = tokens_per_block * _TOKEN_BYTES
-    hashes = []
-    for offset in range(0, len(packed), width):
-        parent = blake2b(parent + packed[offset : offset + width], digest_size=_HASH_BYTES).digest()
-        hashes.append(BlockHash(int.from_bytes(parent, "little")))
-    return hashes

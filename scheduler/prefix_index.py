@@ -11,8 +11,8 @@ not found.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from manager import LogicError, WorkerName
-from scheduler.prefix_changes import BlockHash, PrefixesChanged
+from manager import BlockHash, LogicError, WorkerName
+from scheduler.prefix_changes import PrefixesChanged
 
 
 class PrefixIndex:

@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from manager import WorkerName
+from manager import BlockHash, ReuseScope, WorkerName, block_hashes
 from scheduler.arrival_queue import ArrivalKey
 from scheduler.errors import IllegalTransition
 from scheduler.messages import Handoff
-from scheduler.prefix_changes import BlockHash, hash_blocks
 from scheduler.spec import AttemptId, DoorName, RequestSpec
 from scheduler.states import RequestEvent, RequestState, advance_request
 
@@ -101,7 +100,8 @@ class TrackedRequest:
         hashes = self._block_hashes.get(tokens_per_block)
         if hashes is None:
             spec = self.spec
-            hashes = hash_blocks((*spec.prompt_token_ids, *spec.accepted_token_ids), tokens_per_block, spec.reuse_scope)
+            token_ids = (*spec.prompt_token_ids, *spec.accepted_token_ids)
+            hashes = block_hashes(token_ids, tokens_per_block, ReuseScope(spec.reuse_scope))
             self._block_hashes[tokens_per_block] = hashes
         return hashes
 

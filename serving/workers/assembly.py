@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,11 +33,14 @@ from serving.workers.batch_builder import BatchBuilder
 from serving.workers.device_pools import DevicePools
 from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox, WorkerSinks
+from serving.workers.prefix_feed import PrefixFeed
 from serving.workers.self_audit import SelfAudit
 from serving.workers.step_loop import WorkerLoop, WorkerParts
 from serving.workers.stop_checker import StopChecker
 from serving.workers.worker import Worker
 from serving.workers.worker_plan import WorkerIdentity, WorkerPlan
+
+_EVENT_QUEUE_BLOCKS = 1 << 16
 
 
 def build_worker(
@@ -73,7 +77,10 @@ def build_worker(
     agent = TransferAgent(transport, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
     tiers: list[SlotPool] = [*device.pools, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
     copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
-    manager = KVCacheManagerV2(geometry, config.cache, identity.epoch, copies)
+    cache = config.cache
+    if config.router.needs_kv_events:
+        cache = replace(cache, event_queue_blocks=cache.event_queue_blocks or _EVENT_QUEUE_BLOCKS)
+    manager = KVCacheManagerV2(geometry, cache, identity.epoch, copies)
     scheduler = KVCacheV2Scheduler(
         config.scheduler,
         manager,
@@ -98,6 +105,7 @@ def build_worker(
         staging=device.staging,
         wake=wake,
         self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
+        prefix_feed=PrefixFeed(manager) if config.router.needs_kv_events else None,
     )
     loop = WorkerLoop(identity, parts, clock)
     return Worker(

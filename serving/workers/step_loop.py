@@ -56,6 +56,7 @@ from serving.workers.generation_worker import GenerationSide
 from serving.workers.introduction import IntroductionSink, held_parts
 from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
+from serving.workers.prefix_feed import PrefixFeed
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
@@ -89,6 +90,8 @@ class WorkerParts:
     wake: threading.Event
     """Set by whoever has something for the loop."""
     self_audit: SelfAudit
+    prefix_feed: PrefixFeed | None = None
+    """What is cached here, for the central scheduler; None where nobody routes by it."""
 
 
 @dataclass(slots=True)
@@ -165,20 +168,31 @@ class WorkerLoop:
         busy = self._take_outcomes() or busy
         if self._scheduler.has_work:
             busy = self._pass() or busy
+        if busy and self._scheduler.take_room_report():
+            self._outbox.report(RoomReported())
+        self._report_prefixes(may_wait=busy and not self._outbox.has_reports)
         if busy:
-            if self._scheduler.take_room_report():
-                self._outbox.report(RoomReported())
             # First the reports, then the account: one that runs ahead of them looks like a divergence.
             self._outbox.flush()
             self._snapshot = self._make_snapshot()
+        elif self._outbox.has_reports:
+            self._outbox.flush()
         self._answer_introductions()
         if self._parts.self_audit.run_if_due():
             self._counts["audits"] += 1
             self._snapshot = self._make_snapshot()
         return busy
 
+    def _report_prefixes(self, *, may_wait: bool) -> None:
+        if self._parts.prefix_feed is not None:
+            changes = self._parts.prefix_feed.take(self._clock(), may_wait=may_wait)
+            if changes is not None:
+                self._outbox.report(changes)
+
     def _answer_introductions(self) -> None:
         while self._asked:
+            if self._parts.prefix_feed is not None:
+                self._parts.prefix_feed.list_anew()
             asked, registration, sink = self._asked.popleft()
             seen, self._term = self._term, max(self._term, asked)
             parts = held_parts(self._scheduler, self._identity.role, self._context_side.leased, self._handoff)

@@ -13,12 +13,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from configs import CentralConfig, DispatchPolicy, RouterConfig
+from configs import CentralConfig, DispatchPolicy
 from manager import Epoch, WorkerName
 from scheduler.central import AskDoor, AskWorker, CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.central_routing import HAND_EVERYTHING_OVER
 from scheduler.messages import DoorNotice, OfferGeneration, ReportBatch, WorkerHeartbeat, WorkerRole
-from scheduler.prefix_changes import PrefixesChanged, hash_blocks
 from scheduler.spec import AttemptId, RequestSpec, RequestUid, Term
 from scheduler.states import RequestState
 from scheduler.tracked_request import Phase
@@ -117,15 +116,6 @@ class CentralMachine(RuleBasedStateMachine):
             self._act(worker, data)
         worker.flush()
 
-    @precondition(lambda self: self.router.needs_kv_events)
-    @rule(data=st.data(), num_tokens=st.integers(0, 40), is_listing=st.booleans(), is_removal=st.booleans())
-    def publish_cached_blocks(self, data: st.DataObject, num_tokens: int, is_listing: bool, is_removal: bool) -> None:
-        worker = self._draw_worker(data)
-        if worker is not None:
-            hashes = tuple(hash_blocks(range(num_tokens), worker.tokens_per_block, ""))
-            removed = hashes if is_removal and not is_listing else ()
-            worker.reports.append(PrefixesChanged(() if removed else hashes, removed, is_listing))
-
     @rule(data=st.data(), count=st.integers(1, 4))
     def deliver(self, data: st.DataObject, count: int) -> None:
         worker = self._draw_worker(data)
@@ -201,7 +191,6 @@ class CentralMachine(RuleBasedStateMachine):
     @invariant()
     def counters_add_up_and_load_is_what_is_held(self) -> None:
         self.central.audit()
-        self._books.prefixes.audit()
         counters, books = self._books.counters, self._books
         ended = sum(counters[name] for name in ("completed", "failed", "handed_back", "cancelled"))
         assert counters["submitted"] + counters["resubmitted"] == ended + len(books.requests)
@@ -384,19 +373,6 @@ class SucceededGenerationFirstMachine(SucceededMachine):
     dispatch = DispatchPolicy.GENERATION_FIRST
 
 
-class RoutedMachine(CentralMachine):
-    """Routing by prefix, and prompts that generation workers compute."""
-
-    router = RouterConfig(local_prefill_max_tokens=8, local_prefill_max_waiting=2, max_index_blocks=12)
-
-
-class RoutedSucceededMachine(SucceededMachine):
-    """The same, generation first, while the central scheduler dies at any moment."""
-
-    dispatch = DispatchPolicy.GENERATION_FIRST
-    router = RoutedMachine.router
-
-
 class LossyMachine(CentralMachine):
     """Channels that lose messages: the reconcile must bring everything back to baseline."""
 
@@ -413,9 +389,5 @@ TestSucceeded = SucceededMachine.TestCase
 TestSucceeded.settings = _SETTINGS
 TestSucceededGenerationFirst = SucceededGenerationFirstMachine.TestCase
 TestSucceededGenerationFirst.settings = _SETTINGS
-TestRouted = RoutedMachine.TestCase
-TestRouted.settings = _SETTINGS
-TestRoutedSucceeded = RoutedSucceededMachine.TestCase
-TestRoutedSucceeded.settings = _SETTINGS
 TestLossy = LossyMachine.TestCase
 TestLossy.settings = _SETTINGS

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from configs import CentralConfig, DispatchPolicy, RouterConfig, RoutingPolicy
+from manager import ReuseScope, block_hashes
 from scheduler.messages import OfferGeneration, RunContext, RunLocal
-from scheduler.prefix_changes import PrefixesChanged, hash_blocks
+from scheduler.prefix_changes import PrefixesChanged
 from scheduler.spec import RequestSpec
 from tests.fakes.central_world import CentralWorld, make_spec
 
@@ -18,7 +19,7 @@ _LOCAL = RouterConfig(local_prefill_max_tokens=6, local_prefill_max_waiting=2)
 
 def _hold(world: CentralWorld, name: str, token_ids: Iterable[int], *, is_listing: bool = False) -> None:
     """A worker says that it has these tokens cached."""
-    hashes = tuple(hash_blocks(tuple(token_ids), _BLOCK, ""))
+    hashes = tuple(block_hashes(tuple(token_ids), _BLOCK, ReuseScope("")))
     report = PrefixesChanged(stored=hashes, is_listing=is_listing)
     world.do(name, lambda worker: worker.reports.append(report))
 
@@ -84,8 +85,10 @@ def test_a_new_term_routes_by_what_workers_list_to_it() -> None:
 
 
 def test_blocks_of_another_reuse_scope_are_not_the_same_blocks() -> None:
-    assert hash_blocks(range(8), _BLOCK, "") != hash_blocks(range(8), _BLOCK, "tenant")
-    assert list(hash_blocks(range(11), _BLOCK, "")) == list(hash_blocks(range(8), _BLOCK, ""))
+    world = CentralWorld("c0", "c1", "g0", router=_BY_PREFIX)
+    _hold(world, "c1", range(40))
+    world.submit(replace(make_spec("a", num_prompt=41), reuse_scope="tenant"))
+    assert _kinds(world, "c0") == [RunContext]
 
 
 # -- conditional disaggregation ------------------------------------------------------------------------------

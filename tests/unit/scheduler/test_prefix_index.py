@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from manager import WorkerName
-from scheduler.prefix_changes import BlockHash, PrefixesChanged
+from manager import BlockHash, WorkerName
+from scheduler.prefix_changes import PrefixesChanged
 from scheduler.prefix_index import PrefixIndex
 
 _A, _B, _C = (WorkerName(name) for name in "abc")
