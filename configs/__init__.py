@@ -7,6 +7,7 @@ from configs.cache import DeviceTierConfig, DiskTierConfig, HostTierConfig, KVCa
 from configs.cluster import ClusterConfig
 from configs.deployment import DeploymentConfig, load_deployment, parse_setting, preset_names, read_document
 from configs.model import DTypeName, EngineConfig, KernelSet, ModelConfig
+from configs.routing import RouterConfig, RoutingPolicy
 from configs.scheduling import CentralConfig, DispatchPolicy, SchedulerConfig, SchedulingPolicy
 from configs.server import ServerConfig
 from configs.transfer import TRANSPORTS, TransferConfig
@@ -25,6 +26,8 @@ __all__ = [
     "KVCacheConfig",
     "KernelSet",
     "ModelConfig",
+    "RouterConfig",
+    "RoutingPolicy",
     "SchedulerConfig",
     "SchedulingPolicy",
     "ServerConfig",

@@ -59,6 +59,7 @@ class KVCacheConfig(Section):
     Attributes:
         max_sequences: index slots: caches that can be active at once.
         resume_watermark: a suspended cache resumes only while device use stays below this share.
+        event_queue_blocks: block hashes in KV events that may wait to be taken; 0 switches KV events off.
         audit_period_s: seconds between two audits of a running worker; 0 switches them off.
         audit_max_share: of a worker's time that audits may take; a large cache is audited less often.
     """
@@ -69,13 +70,14 @@ class KVCacheConfig(Section):
     enable_block_reuse: bool = True
     enable_partial_reuse: bool = True
     resume_watermark: float = 1.0
+    event_queue_blocks: int = 0
     audit_period_s: float = 2.0
     audit_max_share: float = 0.005
 
     def __post_init__(self) -> None:
         """Refuse bad values, and tiers in another order than device, host, disk."""
         self.require_positive("tokens_per_block", "max_sequences", "resume_watermark", "audit_max_share")
-        self.require_not_negative("audit_period_s")
+        self.require_not_negative("audit_period_s", "event_queue_blocks")
         if self.resume_watermark > 1:
             msg = f"resume_watermark={self.resume_watermark} is a share of the device tier: at most 1"
             raise ValueError(msg)

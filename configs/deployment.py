@@ -13,6 +13,7 @@ from configs.base import Section
 from configs.cache import KVCacheConfig
 from configs.cluster import ClusterConfig
 from configs.model import EngineConfig
+from configs.routing import RouterConfig
 from configs.scheduling import CentralConfig, SchedulerConfig
 from configs.server import ServerConfig
 from configs.transfer import TransferConfig
@@ -26,6 +27,7 @@ class DeploymentConfig(Section):
     cache: KVCacheConfig = field(default_factory=KVCacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     central: CentralConfig = field(default_factory=CentralConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

@@ -5,6 +5,7 @@ does not import torch.
 """
 
 from manager.adapters import AdapterLoad, AdapterSizes
+from manager.block_hashes import block_hashes, effective_scope
 from manager.cache_request import CacheRequest
 from manager.errors import (
     CacheConfigError,
@@ -14,10 +15,12 @@ from manager.errors import (
     LogicError,
     ManagerError,
 )
+from manager.events import KVEvent, KVEventKind, replay
 from manager.geometry import CacheGeometry, LayerGroup, LayerSpec, PoolGroup
 from manager.grants import Grant, PageCost, Refusal, RefusalReason
 from manager.ids import (
     AdapterId,
+    BlockHash,
     BlockOrdinal,
     CacheMember,
     Epoch,
@@ -34,22 +37,17 @@ from manager.ids import (
     TokenId,
     WorkerName,
 )
-from manager.interface import (
-    Availability,
-    KVCacheManager,
-    ManagerStats,
-    PageCounts,
-    Savepoint,
-    Transaction,
-)
+from manager.interface import KVCacheManager, Savepoint, Transaction
 from manager.kv_cache_manager import KVCacheManagerV2
 from manager.page_location import PageLease, PageLocation
+from manager.stats import Availability, ManagerStats, PageCounts
 
 __all__ = [
     "AdapterId",
     "AdapterLoad",
     "AdapterSizes",
     "Availability",
+    "BlockHash",
     "BlockOrdinal",
     "CacheConfigError",
     "CacheGeometry",
@@ -63,6 +61,8 @@ __all__ = [
     "IndexSlot",
     "KVCacheManager",
     "KVCacheManagerV2",
+    "KVEvent",
+    "KVEventKind",
     "LayerGroup",
     "LayerGroupId",
     "LayerId",
@@ -88,4 +88,7 @@ __all__ = [
     "TokenId",
     "Transaction",
     "WorkerName",
+    "block_hashes",
+    "effective_scope",
+    "replay",
 ]

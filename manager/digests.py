@@ -9,6 +9,7 @@ restore them.
 from collections.abc import Sequence
 from struct import pack
 
+from manager.block_hashes import effective_scope
 from manager.cache_request import CacheRequest
 from manager.ids import RequestId, ReuseScope
 
@@ -29,31 +30,25 @@ def block_digest(parent: int, packed: bytes) -> int:
     return hash((parent, packed)) & _MASK
 
 
-def _scope_of(request: CacheRequest) -> ReuseScope:
-    """Keys and values depend on the adapter and on the encoder's input, too, whatever scope the request asks for."""
-    if request.adapter_id is None and not request.encoder_token_ids:
-        return request.reuse_scope
-    encoder = hash(tuple(request.encoder_token_ids)) if request.encoder_token_ids else 0
-    return ReuseScope(f"{request.adapter_id or ''} {encoder} {request.reuse_scope}")
-
-
 class BlockDigests:
     """Digests of the full blocks of one request, as far as they were needed.
 
     Attributes:
         tokens_per_block: positions of a block.
         root: digest of the reuse scope, where the chain starts.
+        scope: that reuse scope.
         chain: digest of each block hashed so far.
         packed: tokens of those blocks, int32.
         known: digests of an earlier request that began alike; as long as it does, they are taken over.
     """
 
-    __slots__ = ("chain", "known", "packed", "root", "tokens_per_block")
+    __slots__ = ("chain", "known", "packed", "root", "scope", "tokens_per_block")
 
     def __init__(self, scope: ReuseScope, tokens_per_block: int) -> None:
         """Hash nothing yet."""
         self.tokens_per_block = tokens_per_block
         self.root = scope_digest(scope)
+        self.scope = scope
         self.chain: list[int] = []
         self.packed = bytearray()
         self.known: BlockDigests | None = None
@@ -108,7 +103,9 @@ class DigestMemo:
         memo = self._by_request.get(request.request_id)
         if memo is not None and memo[0] is request.token_ids:
             return memo[1]
-        digests = BlockDigests(_scope_of(request), self._tokens_per_block)
+        digests = BlockDigests(
+            effective_scope(request.reuse_scope, request.adapter_id, request.encoder_token_ids), self._tokens_per_block
+        )
         if limit >= self._tokens_per_block:
             digests.extend(request.token_ids, 1)
             digests.known = self._by_first.get(digests.chain[0])

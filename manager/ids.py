@@ -20,6 +20,8 @@ LayerGroupId = NewType("LayerGroupId", int)
 PoolGroupId = NewType("PoolGroupId", int)
 ReuseScope = NewType("ReuseScope", str)
 """Blocks are shared only inside one scope (adapter, salt); the empty string is the common one."""
+BlockHash = NewType("BlockHash", int)
+"""Of a block and all before it, 64 bits; the same in every process (`block_hashes`)."""
 AdapterId = NewType("AdapterId", str)
 LeaseId = NewType("LeaseId", int)
 Epoch = NewType("Epoch", int)

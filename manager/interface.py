@@ -14,8 +14,7 @@ all of its effects or none (M1). Only the loop's thread may call anything here.
 Length invariant of a cache, at all times: num_committed_tokens <= history_length <= capacity.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,59 +22,11 @@ import numpy.typing as npt
 
 from manager.adapters import AdapterLoad
 from manager.cache_request import CacheRequest
+from manager.events import KVEvent
 from manager.grants import Grant, Refusal
-from manager.ids import AdapterId, IndexSlot, LayerGroupId, LeaseId, PoolGroupId, RequestId, Tier
+from manager.ids import AdapterId, IndexSlot, LayerGroupId, LeaseId, RequestId
 from manager.page_location import PageLease, PageLocation
-
-
-@dataclass(frozen=True, slots=True)
-class PageCounts:
-    """Slots of one tier, every pool group together. total = free + cached + in_use + quarantined.
-
-    `leased` and `reserved` are counts on top: a leased page is also cached or in use, a reserved
-    one (held for a transfer that is not activated yet) is also in use.
-    """
-
-    total: int = 0
-    free: int = 0
-    cached: int = 0
-    in_use: int = 0
-    leased: int = 0
-    reserved: int = 0
-    quarantined: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerStats:
-    """A snapshot for reports; cheap enough to take every iteration.
-
-    Attributes:
-        tiers: page counts per configured tier.
-        index_slots_total: `max_sequences`.
-        index_slots_free: of those, not taken.
-        prefix_queried_tokens: tokens of all prefix claims so far (cumulative, published only).
-        prefix_hit_tokens: of those, found in the cache.
-        suspensions: caches suspended or paused for recompute so far.
-        rollbacks: transactions and savepoints rolled back so far, with reverts.
-    """
-
-    tiers: Mapping[Tier, PageCounts]
-    index_slots_total: int
-    index_slots_free: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    suspensions: int
-    rollbacks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Availability:
-    """What a plan may still take: the snapshot that the budget starts from (V14)."""
-
-    pages: Mapping[PoolGroupId, int]
-    """Device pages per pool group that are free, or cached and evictable."""
-    index_slots: int
-    adapter_pages: int
+from manager.stats import Availability, ManagerStats
 
 
 class Savepoint(Protocol):
@@ -288,6 +239,21 @@ class KVCacheManager(Protocol):
 
     def pages_to_fill(self, request_id: RequestId) -> Sequence[PageLocation]:
         """The filling pages of a reservation: those that cover [history_length, prompt_length), and encoder output."""
+        ...
+
+    def take_kv_events(self) -> Sequence[KVEvent]:
+        """What committed transactions did to cached prefixes since the last call, oldest first; drain it every step.
+
+        A single CLEARED event when more blocks were told of than `event_queue_blocks`: then read `known_prefixes`.
+        Raises LogicError where events are off (`event_queue_blocks` = 0).
+        """
+        ...
+
+    def known_prefixes(self) -> Sequence[KVEvent]:
+        """All cached blocks as STORED events, as of the last commit, for whoever has heard nothing before.
+
+        Includes what `take_kv_events` has not given out yet. Raises LogicError where events are off.
+        """
         ...
 
     def stats(self) -> ManagerStats:

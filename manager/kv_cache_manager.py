@@ -20,6 +20,7 @@ from manager.cache_chain import CacheStatus
 from manager.cache_request import CacheRequest
 from manager.cache_set import CacheSet
 from manager.errors import LogicError
+from manager.events import EventLog, KVEvent
 from manager.geometry import CacheGeometry
 from manager.grants import Grant, Refusal
 from manager.ids import (
@@ -29,16 +30,16 @@ from manager.ids import (
     LayerGroupId,
     LeaseId,
     RequestId,
-    Tier,
 )
-from manager.interface import Availability, ManagerStats, PageCounts
 from manager.lease import HeldPages, LeaseTable, QuarantineTable
 from manager.page import NONE, PageState
 from manager.page_location import PageLease, PageLocation
 from manager.planning import Planner
 from manager.pools.base import CopyEngine
+from manager.reports import count
 from manager.request_caches import RequestCaches
 from manager.snapshot import ManagerParts, ManagerSnapshot, take_snapshot
+from manager.stats import Availability, ManagerStats
 from manager.storage.copies import NoCopies
 from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
@@ -77,7 +78,9 @@ class KVCacheManagerV2:
         self._leases = LeaseTable(self.journal)
         self._quarantine = QuarantineTable(self.journal)
         self._engine = engine or NoCopies()
-        self.desk = TransactionDesk(self.journal, self._storage, self._adapters, self._engine)
+        blocks = config.event_queue_blocks
+        self._events = EventLog(geometry, self._storage, blocks) if blocks else None
+        self.desk = TransactionDesk(self.journal, self._storage, self._adapters, self._engine, self._events)
         self._planner = Planner(
             geometry, self._storage, self._caches, self.desk, self.journal, watermark=config.resume_watermark
         )
@@ -339,17 +342,17 @@ class KVCacheManagerV2:
         """See `KVCacheManager.take_adapter_loads`."""
         return self._adapters.take_loads()
 
+    def take_kv_events(self) -> tuple[KVEvent, ...]:
+        """See `KVCacheManager.take_kv_events`."""
+        return self._event_log().take()
+
+    def known_prefixes(self) -> tuple[KVEvent, ...]:
+        """See `KVCacheManager.known_prefixes`."""
+        return self._event_log().listing()
+
     def stats(self) -> ManagerStats:
         """See `KVCacheManager.stats`."""
-        return ManagerStats(
-            tiers={Tier[level.name]: self._page_counts(place) for place, level in enumerate(self.geometry.tiers)},
-            index_slots_total=self._caches.index_slots.num_slots,
-            index_slots_free=len(self._caches.index_slots.free),
-            prefix_queried_tokens=self.desk.counts.queried_tokens,
-            prefix_hit_tokens=self.desk.counts.hit_tokens,
-            suspensions=self.desk.counts.suspensions,
-            rollbacks=self.desk.rollbacks,
-        )
+        return count(self._parts(), rollbacks=self.desk.rollbacks)
 
     def audit(self) -> None:
         """See `KVCacheManager.audit`."""
@@ -361,6 +364,12 @@ class KVCacheManagerV2:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _event_log(self) -> EventLog:
+        if self._events is None:
+            msg = "KV events are off: event_queue_blocks=0"
+            raise LogicError(msg)
+        return self._events
+
     def _parts(self) -> ManagerParts:
         return ManagerParts(
             self.geometry,
@@ -371,19 +380,4 @@ class KVCacheManagerV2:
             self._leases,
             self._quarantine,
             self.desk.counts,
-        )
-
-    def _page_counts(self, place: int) -> PageCounts:
-        total, free, cached = self._storage.counts(place)
-        if place:
-            return PageCounts(total, free, cached, total - free - cached)
-        quarantined = self._quarantine.num_pages
-        return PageCounts(
-            total=total,
-            free=free,
-            cached=cached,
-            in_use=total - free - cached - quarantined,
-            leased=self._leases.num_pages,
-            reserved=self._caches.num_reserved_pages,
-            quarantined=quarantined,
         )

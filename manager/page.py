@@ -135,8 +135,8 @@ class PageTable:
 
     def set_place(self, page: int, store: int, slot: int) -> None:
         """Bind a page to another slot, of any store."""
-        self._journal.push((self._put_place, (page, self.store[page], self.slot[page])))
-        self._put_place(page, store, slot)
+        self._journal.push((self.put_place, (page, self.store[page], self.slot[page])))
+        self.put_place(page, store, slot)
 
     def add_locks(self, pages: Sequence[int]) -> int:
         """Lock different pages once more; returns how many had no lock before."""
@@ -207,7 +207,8 @@ class PageTable:
             self.state[page] = _PRIVATE
             self.node[page] = NONE
 
-    def _put_place(self, page: int, store: int, slot: int) -> None:
+    def put_place(self, page: int, store: int, slot: int) -> None:
+        """The inverse of `set_place`; in a journal, it names a page that has moved."""
         self.store[page] = store
         self.slot[page] = slot
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from manager.digests import TOKEN_BYTES, BlockDigests
 from manager.errors import LogicError
+from manager.ids import ReuseScope
 from manager.page import NONE
 from manager.storage.journal import Journal
 from manager.token_arena import TokenArena
@@ -32,6 +33,7 @@ class BlockRadixTree:
         by_digest: node of each digest, roots included.
         parent: [num_nodes]; NONE for a root.
         pages: per layer group, [num_nodes] page record or NONE.
+        scopes: reuse scope of each root.
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class BlockRadixTree:
         "by_digest",
         "pages",
         "parent",
+        "scopes",
     )
 
     def __init__(self, tokens_per_block: int, num_layer_groups: int, journal: Journal) -> None:
@@ -61,6 +64,7 @@ class BlockRadixTree:
         self._next = array("i")
         self._previous = array("i")
         self._tokens = TokenArena(tokens_per_block)
+        self.scopes: dict[int, ReuseScope] = {}
         self._spare: list[int] = []
         # Removed in this transaction: nodes, and their neighbours at that moment.
         self._limbo: list[list[tuple[int, int, int]]] = []
@@ -98,7 +102,10 @@ class BlockRadixTree:
     def root(self, digests: BlockDigests) -> int:
         """The scope's root, made when missing."""
         node = self.by_digest.get(digests.root, NONE)
-        return self._insert(NONE, digests.root) if node == NONE else node
+        if node == NONE:
+            node = self._insert(NONE, digests.root)
+            self.scopes[node] = digests.scope  # not journaled: of a node that is no root it means nothing
+        return node
 
     def insert_chain(self, parent: int, digests: BlockDigests, first: int, last: int) -> list[int]:
         """Make the nodes of blocks [first, last), each the child of the one before; none of them is there yet."""
@@ -134,12 +141,12 @@ class BlockRadixTree:
                 msg = f"node {node} has page {column[node]} in layer group {group}; refused page {page}"
                 raise LogicError(msg)
             column[node] = page
-        self._journal.push((self._put_pages, (column, nodes, None)))
+        self._journal.push((self.put_pages, (column, nodes, None)))
 
     def detach(self, group: int, nodes: Sequence[int], pages: Sequence[int]) -> None:
         """Take the nodes' `pages` of one layer group; nodes go when nothing is left of them."""
         column = self.pages[group]
-        self._journal.push((self._put_pages, (column, nodes, pages)))
+        self._journal.push((self.put_pages, (column, nodes, pages)))
         self._sweep(nodes, column)
 
     def prune(self, node: int) -> None:
@@ -242,9 +249,12 @@ class BlockRadixTree:
         """Nodes removed in this transaction may be used again."""
         for removed in self._limbo:
             self._spare.extend([node for node, _, _ in removed])
+            if removed and self.parent[removed[-1][0]] == NONE:  # a root goes after all its children
+                self.scopes.pop(removed[-1][0], None)
         self._limbo.clear()
 
-    def _put_pages(self, column: MutableSequence[int], nodes: Sequence[int], pages: Sequence[int] | None) -> None:
+    def put_pages(self, column: MutableSequence[int], nodes: Sequence[int], pages: Sequence[int] | None) -> None:
+        """The inverse of `attach` and `detach`; in a journal, it names nodes whose pages came or went."""
         for node, page in zip(nodes, pages or [NONE] * len(nodes), strict=True):
             column[node] = page
 

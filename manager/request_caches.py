@@ -255,18 +255,6 @@ class RequestCaches:
             for other in self.by_request.values():
                 other.rename(page)
 
-    @property
-    def num_reserved_pages(self) -> int:
-        """New pages of caches that wait for a transfer."""
-        return sum(
-            page != NONE
-            for caches in self.by_request.values()
-            if caches.is_reservation
-            for member in caches.members
-            for pages in member.pages
-            for page in pages[member.num_claimed :]
-        )
-
     def _forget(self, caches: CacheSet, *, as_if_never: bool) -> None:
         del self.by_request[caches.request_id]
         self._journal.push((self.by_request.__setitem__, (caches.request_id, caches)))

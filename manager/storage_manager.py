@@ -5,11 +5,12 @@ tier, numbered tier by tier. Every change is journaled; nothing here commits.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from manager.errors import LogicError
 from manager.eviction import EvictionController, Lane
 from manager.geometry import CacheGeometry
-from manager.page import PageState, PageTable
+from manager.page import NONE, PageState, PageTable
 from manager.pools.base import SlotCopy
 from manager.radix_tree import BlockRadixTree
 from manager.storage.journal import Journal
@@ -302,6 +303,18 @@ class StorageManager:
             self.tree.detach(pages.group[page], (pages.node[page],), (page,))
             pages.set_state((page,), PageState.PRIVATE)
         return page
+
+    def changed_nodes(self) -> Iterable[int]:
+        """Tree nodes whose pages came, went or moved in the open transaction, in order, as its journal has them."""
+        put_pages, put_place = self.tree.put_pages, self.pages.put_place
+        page_node, nodes = self.pages.node, dict[int, None]()
+        for undo, arguments in self._journal.entries:
+            if undo == put_pages:
+                nodes.update(dict.fromkeys(cast("Sequence[int]", arguments[1])))
+            elif undo == put_place:
+                nodes[page_node[cast("int", arguments[0])]] = None
+        nodes.pop(NONE, None)
+        return nodes
 
     def forget(self) -> None:
         """The transaction is over and kept."""

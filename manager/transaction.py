@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from manager.adapters import AdapterPool
 from manager.errors import CopyFailedError, LogicError
+from manager.events import EventLog
 from manager.ids import RequestId
 from manager.pools.base import CopyEngine, SlotCopy
 from manager.storage.journal import Journal
@@ -186,10 +187,18 @@ class TransactionDesk:
         rollbacks: transactions, savepoints and requests undone so far; not undone itself.
     """
 
-    __slots__ = ("_adapters", "_engine", "_journal", "_open", "_storage", "counts", "kind", "rollbacks")
+    __slots__ = ("_adapters", "_engine", "_events", "_journal", "_open", "_storage", "counts", "kind", "rollbacks")
 
-    def __init__(self, journal: Journal, storage: StorageManager, adapters: AdapterPool, engine: CopyEngine) -> None:
-        """Nothing is open."""
+    def __init__(
+        self,
+        journal: Journal,
+        storage: StorageManager,
+        adapters: AdapterPool,
+        engine: CopyEngine,
+        events: EventLog | None = None,
+    ) -> None:
+        """Nothing is open; `events` hears of what is published."""
+        self._events = events
         self._adapters = adapters
         self._engine = engine
         self._journal = journal
@@ -226,6 +235,8 @@ class TransactionDesk:
             if self._adapters.pins:
                 self._adapters.publish()
             fills = self._storage.publish()
+            if self._events is not None:
+                self._events.apply(self._events.collect())
             self._storage.forget()
             self._journal.forget()
         self.counts.queried_tokens += transaction.counts.queried_tokens

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 ArrivalKey = tuple[int, int]
-"""(minus priority, arrival number): smaller is served first."""
+"""(arrival number less the head start of a priority, arrival number): smaller is served first."""
 
 Item = TypeVar("Item")
 

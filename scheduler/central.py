@@ -16,7 +16,7 @@ clock), and `take_commands` returns what to send. The same events give the same 
 
 from collections.abc import Mapping, Sequence
 
-from configs import CentralConfig
+from configs import CentralConfig, RouterConfig
 from manager import Epoch, WorkerName
 from scheduler.adoption import adopt, cancel_parts, hold_parts
 from scheduler.central_admission import progress, refusal
@@ -24,6 +24,7 @@ from scheduler.central_books import CentralBooks
 from scheduler.central_dispatch import Dispatcher
 from scheduler.central_endings import Endings, Fault
 from scheduler.central_reports import ReportHandler
+from scheduler.central_routing import HAND_EVERYTHING_OVER, CentralRouting
 from scheduler.central_state import JsonObject, cluster_state
 from scheduler.introductions import HoldingKind, WorkerIntroduction
 from scheduler.lease_renewal import LeaseRenewal
@@ -39,7 +40,6 @@ from scheduler.messages import (
 )
 from scheduler.outbox import AskDoor, AskWorker, CentralCommand, NotifyDoor, SendToWorker
 from scheduler.reconcile import AccountReader, Divergence, DivergenceKind, reconcile
-from scheduler.router import LeastTokensRouter, Router
 from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
 from scheduler.takeover import Takeover
 from scheduler.tracked_request import Phase, TrackedRequest
@@ -54,17 +54,13 @@ class CentralScheduler:
         self,
         config: CentralConfig,
         term: Term,
-        *,
-        context_router: Router | None = None,
-        generation_router: Router | None = None,
+        router: RouterConfig = HAND_EVERYTHING_OVER,
     ) -> None:
         """Begin with nothing known; `term` is above every term that any worker knows."""
-        self._books = CentralBooks(config, term)
+        self._books = CentralBooks(config, router, term)
         self._endings = Endings(self._books)
         self._reports = ReportHandler(self._books, self._endings)
-        self._dispatcher = Dispatcher(
-            self._books, context_router or LeastTokensRouter(), generation_router or LeastTokensRouter()
-        )
+        self._dispatcher = Dispatcher(self._books, CentralRouting(self._books))
         self._takeover: Takeover | None = None
         self._held_reports: list[ReportBatch] = []
         self._highest_term_seen = Term(0)
@@ -352,6 +348,7 @@ class CentralScheduler:
         books.ledger.lose_worker(worker, reason, now_s)
         books.outbox.close(worker)
         books.credit.close(worker)
+        books.prefixes.forget(worker)
         books.counters["lost_workers"] += 1
         if self._takeover is not None:
             self._takeover.lose_worker(worker)

@@ -6,7 +6,7 @@ that it is in exactly one queue while it waits and has exactly one attempt while
 
 from collections import Counter
 
-from configs import CentralConfig, DispatchPolicy
+from configs import CentralConfig, DispatchPolicy, RouterConfig, RoutingPolicy
 from manager import WorkerName
 from scheduler.arrival_queue import ArrivalQueue
 from scheduler.introductions import HoldingKind
@@ -14,6 +14,8 @@ from scheduler.ledger import Holding, Ledger
 from scheduler.messages import CancelAttempt, WorkerCommand, WorkerRole
 from scheduler.offer_credit import OfferCredit
 from scheduler.outbox import Outbox
+from scheduler.prefix_index import PrefixIndex
+from scheduler.router import WorkerLoad
 from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid, Term
 from scheduler.states import RequestEvent, RequestState
 from scheduler.tracked_request import Phase, TrackedRequest
@@ -44,6 +46,12 @@ COUNTER_NAMES = (
     "adopted",
     "orphans",
     "takeovers",
+    "routed_cached_tokens",
+    "routed_uncached_tokens",
+    "routed_by_prefix",
+    "local_prefills",
+    "local_prefills_refused",
+    *(f"routed_{policy}" for policy in RoutingPolicy),
 )
 
 
@@ -52,10 +60,13 @@ class CentralBooks:
 
     Attributes:
         config: limits.
+        router: how workers are chosen.
         term: this life of the central scheduler.
         ledger: what workers hold.
         outbox: what is to be sent.
         credit: offers that generation workers may be sent.
+        prefixes: what workers have cached.
+        fresh: queued since the last dispatch, oldest first; not yet asked whether a generation worker computes them.
         contexts: requests that wait for a context (or mixed) worker.
         offers: requests that wait for a generation worker.
         requests: every open request, oldest submission first.
@@ -67,13 +78,16 @@ class CentralBooks:
         took_over_at_s: when that ended; minus infinity where a term began with nobody to ask.
     """
 
-    def __init__(self, config: CentralConfig, term: Term) -> None:
+    def __init__(self, config: CentralConfig, router: RouterConfig, term: Term) -> None:
         """Empty."""
         self.config = config
+        self.router = router
         self.term = term
         self.ledger = Ledger()
         self.outbox = Outbox(term)
         self.credit = OfferCredit(config.max_offers_per_generation_worker, config.heartbeat_s)
+        self.prefixes = PrefixIndex(router.max_index_blocks)
+        self.fresh: list[TrackedRequest] = []
         self.contexts: ArrivalQueue[TrackedRequest] = ArrivalQueue()
         self.offers: ArrivalQueue[TrackedRequest] = ArrivalQueue()
         self.requests: dict[RequestUid, TrackedRequest] = {}
@@ -94,7 +108,10 @@ class CentralBooks:
     def admit(self, door: DoorName, spec: RequestSpec, now_s: float) -> None:
         """Queue a new request."""
         self._num_arrivals += 1
-        request = TrackedRequest(spec, door, self._num_arrivals, now_s, self.first_phase())
+        # A priority is a head start and no more, so that nobody waits for ever.
+        arrival = self._num_arrivals
+        key = (arrival - self.config.arrivals_per_priority * spec.priority, arrival)
+        request = TrackedRequest(spec, door, key, now_s, self.first_phase())
         self.requests[spec.uid] = request
         self.counters["resubmitted" if spec.is_continuation else "submitted"] += 1
         self.enqueue(request)
@@ -109,6 +126,8 @@ class CentralBooks:
         """Put a request that waits into the queue of its phase."""
         queue = self.contexts if request.phase is Phase.WAITING_CONTEXT else self.offers
         queue.add(request.key, request)
+        if request.attempt_id is None:
+            self.fresh.append(request)
 
     def dequeue(self, request: TrackedRequest) -> None:
         """Take a request out of whatever queue it is in."""
@@ -166,12 +185,15 @@ class CentralBooks:
     # -- commands that change what a worker holds ----------------------------------------------------
 
     def give(
-        self, worker: WorkerName, request: TrackedRequest, kind: HoldingKind, command: WorkerCommand, now_s: float
+        self, load: WorkerLoad, request: TrackedRequest, kind: HoldingKind, command: WorkerCommand, now_s: float
     ) -> None:
-        """Send a command that makes `worker` hold a part of the request's attempt."""
+        """Send a command that makes the chosen worker hold a part of the request's attempt."""
         self.counters["dispatches"] += 1
+        worker = load.worker
         sequence = self.outbox.send(worker, command)
-        num_tokens = request.context_tokens if kind is HoldingKind.CONTEXT else request.total_tokens
+        num_tokens = request.total_tokens
+        if kind is HoldingKind.CONTEXT:  # what it has to compute; pages are not what a context worker is short of
+            num_tokens = request.context_tokens - load.num_cached_tokens
         self.ledger.add(worker, self.ensure_attempt(request), Holding(kind, num_tokens, sequence, now_s))
 
     def cancel(self, worker: WorkerName, attempt_id: AttemptId, now_s: float) -> None:

@@ -8,38 +8,55 @@ than the number of workers while nothing can be given.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from manager import WorkerName
 from scheduler.arrival_queue import ArrivalQueue
 from scheduler.central_books import CentralBooks
+from scheduler.central_routing import CentralRouting
 from scheduler.introductions import HoldingKind
 from scheduler.ledger import WorkerRecord
 from scheduler.messages import OfferGeneration, RunContext, RunLocal, WorkerRole
-from scheduler.router import Router
+from scheduler.router import WorkerLoad
 from scheduler.spec import RequestSpec
+from scheduler.states import RequestState
 from scheduler.tracked_request import Phase, TrackedRequest
 
 
 class Dispatcher:
     """Moves requests out of the queues of the books."""
 
-    def __init__(self, books: CentralBooks, context_router: Router, generation_router: Router) -> None:
-        """Choose context and mixed workers by one router, generation workers by the other."""
+    def __init__(self, books: CentralBooks, routing: CentralRouting) -> None:
+        """Choose workers by `routing`."""
         self._books = books
-        self._context_router = context_router
-        self._generation_router = generation_router
+        self._routing = routing
 
     def dispatch(self, now_s: float) -> None:
         """Give away all that can be given now. Called after every event; may be called at any time."""
         if self._books.is_taking_over:
             return
-        self._drain(self._books.offers, self._open_generation_workers, self._generation_router, now_s)
-        self._drain(self._books.contexts, self._open_context_workers, self._context_router, now_s)
+        self._place_fresh(now_s)
+        self._drain(self._books.offers, self._open_generation_workers, now_s)
+        self._drain(self._books.contexts, self._open_context_workers, now_s)
+
+    def _place_fresh(self, now_s: float) -> None:
+        """Ask once of every queued request whether a generation worker computes it (C3).
+
+        None passes an older one that waits for a place on a generation worker (C2).
+        """
+        fresh, self._books.fresh = self._books.fresh, []
+        if not self._books.router.local_prefill_max_tokens:
+            return
+        for request in sorted(fresh, key=lambda request: request.key):
+            first = next(iter(self._books.offers), request)
+            if request.state is RequestState.QUEUED and first.key >= request.key:
+                records = _untried(request, self._open_generation_workers())
+                chosen = self._routing.choose_local(request, [record for record in records if _fits(request, record)])
+                if chosen is not None:
+                    self._books.dequeue(request)
+                    self._start_local(request, chosen, now_s)
 
     def _drain(
         self,
         queue: ArrivalQueue[TrackedRequest],
         open_workers: Callable[[], Sequence[WorkerRecord]],
-        router: Router,
         now_s: float,
     ) -> None:
         candidates = open_workers() if len(queue) else ()
@@ -49,13 +66,12 @@ class Dispatcher:
             fitting = [record for record in candidates if _fits(request, record)]
             if not fitting:
                 continue
-            fresh = [record for record in fitting if record.worker not in request.failed_on] or fitting
-            worker = router.choose(request.spec, [record.load for record in fresh])
+            chosen = self._routing.choose(request, _untried(request, fitting) or fitting)
             queue.discard(request.key)
             if queue is self._books.offers:
-                self._offer(request, worker, now_s)
+                self._offer(request, chosen, now_s)
             else:
-                self._start_context(request, worker, now_s)
+                self._start_context(request, chosen, now_s)
             candidates = open_workers()
             if not candidates:
                 return
@@ -76,30 +92,34 @@ class Dispatcher:
             record for record in records if record.num_attempts < limit and self._books.credit.has_credit(record.worker)
         ]
 
-    def _start_context(self, request: TrackedRequest, worker: WorkerName, now_s: float) -> None:
-        attempt_id = self._books.ensure_attempt(request)
-        waited_s = now_s - request.waiting_since_s
-        record = self._books.ledger.record(worker)
+    def _start_context(self, request: TrackedRequest, chosen: WorkerLoad, now_s: float) -> None:
+        record = self._books.ledger.record(chosen.worker)
         if record is not None and record.registration.role is WorkerRole.MIXED:
-            request.enter(Phase.LOCAL)
-            request.generation_worker = worker
-            self._books.give(worker, request, HoldingKind.LOCAL, RunLocal(attempt_id, request.spec, waited_s), now_s)
+            self._start_local(request, chosen, now_s)
             return
+        attempt_id = self._books.ensure_attempt(request)
         request.enter(Phase.CONTEXT)
-        request.context_worker = worker
+        request.context_worker = chosen.worker
         has_reader = request.generation_worker is not None
+        waited_s = now_s - request.waiting_since_s
         command = RunContext(attempt_id, request.spec, has_reader=has_reader, waited_s=waited_s)
-        self._books.give(worker, request, HoldingKind.CONTEXT, command, now_s)
+        self._books.give(chosen, request, HoldingKind.CONTEXT, command, now_s)
 
-    def _offer(self, request: TrackedRequest, worker: WorkerName, now_s: float) -> None:
+    def _start_local(self, request: TrackedRequest, chosen: WorkerLoad, now_s: float) -> None:
+        attempt_id = self._books.ensure_attempt(request)
+        request.enter(Phase.LOCAL)
+        request.generation_worker = chosen.worker
+        waited_s = now_s - request.waiting_since_s
+        self._books.give(chosen, request, HoldingKind.LOCAL, RunLocal(attempt_id, request.spec, waited_s), now_s)
+
+    def _offer(self, request: TrackedRequest, chosen: WorkerLoad, now_s: float) -> None:
         attempt_id = self._books.ensure_attempt(request)
         request.enter(Phase.OFFERED)
-        request.generation_worker = worker
-        self._books.credit.spend(worker)
+        request.generation_worker = chosen.worker
+        self._books.credit.spend(chosen.worker)
         self._books.counters["offers"] += 1
-        waited_s = now_s - request.waiting_since_s
-        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff, waited_s)
-        self._books.give(worker, request, HoldingKind.OFFER, offer, now_s)
+        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff, now_s - request.waiting_since_s)
+        self._books.give(chosen, request, HoldingKind.OFFER, offer, now_s)
 
 
 def _as_computed(request: TrackedRequest) -> RequestSpec:
@@ -115,6 +135,11 @@ def _as_computed(request: TrackedRequest) -> RequestSpec:
     if num_accepted == len(spec.accepted_token_ids):
         return spec
     return replace(spec, accepted_token_ids=spec.accepted_token_ids[:num_accepted], is_continuation=num_accepted > 0)
+
+
+def _untried(request: TrackedRequest, records: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+    """Those on which no attempt of the request has failed."""
+    return [record for record in records if record.worker not in request.failed_on]
 
 
 def _fits(request: TrackedRequest, record: WorkerRecord) -> bool:

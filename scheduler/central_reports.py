@@ -14,6 +14,7 @@ from scheduler.introductions import HoldingKind
 from scheduler.ledger import Holding
 from scheduler.messages import (
     Activated,
+    AttemptReport,
     Cancelled,
     ContextDone,
     Deferred,
@@ -27,10 +28,10 @@ from scheduler.messages import (
     RoomReported,
     WorkerReport,
 )
+from scheduler.prefix_changes import PrefixesChanged
 from scheduler.tickets import ContextPart, DeliverPart
 from scheduler.tracked_request import Phase, TrackedRequest
 
-AttemptReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Finished | Failed | Cancelled
 _ONLY_OFFERED = frozenset({Phase.OFFERED, Phase.WAITING_OFFER})
 
 
@@ -46,6 +47,9 @@ class ReportHandler:
         """Apply one report of a live worker's present life."""
         if isinstance(report, RoomReported):
             self._books.credit.on_room(worker)
+            return
+        if isinstance(report, PrefixesChanged):
+            self._books.prefixes.apply(worker, report)
             return
         request = self._books.attempts.get(report.attempt_id)
         if isinstance(report, ContextPart):

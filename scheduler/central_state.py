@@ -35,7 +35,28 @@ def cluster_state(books: CentralBooks, now_s: float) -> JsonObject:
             "is_taking_over": books.is_taking_over,
             "deferred": sum(request.num_deferrals > 0 for request in books.offers),
         },
+        "routing": _routing_state(books),
         "counters": counters,
+    }
+
+
+def _routing_state(books: CentralBooks) -> JsonObject:
+    router, counters = books.router, books.counters
+    return {
+        "policy": router.policy.value,
+        "local_prefill_max_tokens": router.local_prefill_max_tokens,
+        "decisions": counters[f"routed_{router.policy}"],
+        "cached_tokens": counters["routed_cached_tokens"],
+        "uncached_tokens": counters["routed_uncached_tokens"],
+        "decided_by_prefix": counters["routed_by_prefix"],
+        "local_prefills": counters["local_prefills"],
+        "local_prefills_refused": counters["local_prefills_refused"],
+        "index": {
+            "blocks": books.prefixes.num_blocks,
+            "max_blocks": router.max_index_blocks,
+            "by_worker": {record.worker: books.prefixes.num_held(record.worker) for record in books.ledger},
+            **books.prefixes.counters,
+        },
     }
 
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from manager import Epoch, LeaseId, ManagerStats, WorkerName
 from scheduler.durations import PhaseDurations
+from scheduler.prefix_changes import PrefixesChanged
 from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term, TokenLogprobs
 from scheduler.tickets import ContextPart, DeliverPart
 from scheduler.tickets import Ticket as Ticket  # part of the messages' vocabulary
@@ -219,18 +220,8 @@ class RoomReported:
     """Something was released since the last Deferred: the oldest deferred offers may be tried again."""
 
 
-WorkerReport = (
-    ContextDone
-    | ContextPart
-    | LeaseEnded
-    | Deferred
-    | Reserved
-    | Activated
-    | Finished
-    | Failed
-    | Cancelled
-    | RoomReported
-)
+AttemptReport = ContextDone | LeaseEnded | Deferred | Reserved | Activated | Finished | Failed | Cancelled
+WorkerReport = AttemptReport | ContextPart | RoomReported | PrefixesChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +240,17 @@ class ReportBatch:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:
-    """A worker's first word: who it is and what one request may need at most on it."""
+    """A worker's first word: who it is and what one request may need at most on it.
+
+    `tokens_per_block` is 0 where it says nothing of its cache.
+    """
 
     worker: WorkerName
     role: WorkerRole
     epoch: Epoch
     pid: int
     max_request_tokens: int
+    tokens_per_block: int = 0
 
 
 class WorkerState(StrEnum):

@@ -3,17 +3,18 @@
     context first     WAITING_CONTEXT -> CONTEXT -> WAITING_OFFER <-> OFFERED -> TRANSFER -> GENERATION
     generation first  WAITING_OFFER <-> OFFERED -> WAITING_CONTEXT -> CONTEXT -> TRANSFER -> GENERATION
     mixed worker      WAITING_CONTEXT -> LOCAL
+    computed where it decodes (conditional disaggregation)   WAITING_CONTEXT or WAITING_OFFER -> LOCAL
 
 `RequestState` (QUEUED, RUNNING, terminal) moves by `scheduler.states` only; the phase refines it while
 the request is open, and moves by the table below only. Knows nothing of queues, ledgers or messages
 that wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from manager import WorkerName
+from manager import BlockHash, ReuseScope, WorkerName, block_hashes
 from scheduler.arrival_queue import ArrivalKey
 from scheduler.errors import IllegalTransition
 from scheduler.messages import Handoff
@@ -38,7 +39,7 @@ PHASE_TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     # Queued requests change sides when the first worker of a role joins.
     _P.WAITING_CONTEXT: frozenset({_P.CONTEXT, _P.LOCAL, _P.WAITING_OFFER}),
     _P.CONTEXT: frozenset({_P.WAITING_OFFER, _P.TRANSFER}),
-    _P.WAITING_OFFER: frozenset({_P.OFFERED, _P.WAITING_CONTEXT}),
+    _P.WAITING_OFFER: frozenset({_P.OFFERED, _P.WAITING_CONTEXT, _P.LOCAL}),
     # Back to WAITING_OFFER when deferred; to WAITING_CONTEXT when reserved before the context exists.
     _P.OFFERED: frozenset({_P.WAITING_OFFER, _P.WAITING_CONTEXT, _P.TRANSFER}),
     _P.TRANSFER: frozenset({_P.GENERATION}),
@@ -54,7 +55,7 @@ class TrackedRequest:
     Attributes:
         spec: what the door asked for.
         door: who asked.
-        arrival: order of submission in this term; kept over retries and deferrals.
+        key: its place in every queue, by arrival and priority; kept over retries and deferrals.
         submitted_at_s: the caller's clock.
         waiting_since_s: when its present wait began; deferrals do not end one.
         phase: where it is; changed by `enter`, `restart` and `adopt` only.
@@ -71,7 +72,7 @@ class TrackedRequest:
 
     spec: RequestSpec
     door: DoorName
-    arrival: int
+    key: ArrivalKey
     submitted_at_s: float
     phase: Phase
     state: RequestState = RequestState.QUEUED
@@ -84,15 +85,11 @@ class TrackedRequest:
     num_deferrals: int = 0
     failed_on: set[WorkerName] = field(default_factory=set)
     waiting_since_s: float = field(init=False)
+    _block_hashes: dict[int, Sequence[BlockHash]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """It waits from the beginning."""
         self.waiting_since_s = self.submitted_at_s
-
-    @property
-    def key(self) -> ArrivalKey:
-        """Its place in every queue: priority first, then arrival."""
-        return (-self.spec.priority, self.arrival)
 
     @property
     def context_tokens(self) -> int:
@@ -103,6 +100,16 @@ class TrackedRequest:
     def total_tokens(self) -> int:
         """Positions at most by the last token."""
         return total_tokens(self.spec)
+
+    def block_hashes(self, tokens_per_block: int) -> Sequence[BlockHash]:
+        """Hashes of the full blocks of what the context half computes; worked out once."""
+        hashes = self._block_hashes.get(tokens_per_block)
+        if hashes is None:
+            spec = self.spec
+            token_ids = (*spec.prompt_token_ids, *spec.accepted_token_ids)
+            hashes = block_hashes(token_ids, tokens_per_block, ReuseScope(spec.reuse_scope))
+            self._block_hashes[tokens_per_block] = hashes
+        return hashes
 
     @property
     def has_emitted(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from configs import CentralConfig, DeploymentConfig
+from configs import DeploymentConfig
 from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import ReaderId, SettleReply
 from manager import Epoch, LeaseId, WorkerName
@@ -90,18 +90,18 @@ class InprocessCluster:
 
     def __init__(
         self,
-        config: CentralConfig,
+        config: DeploymentConfig,
         workers: Mapping[WorkerName, Worker],
         sinks: InprocessSinks,
         clock: Callable[[], float],
     ) -> None:
         """Register every worker with a central scheduler of its own."""
         # One thread cannot beat while it computes, and a worker that is gone takes its observer with it.
-        config = replace(config, missed_heartbeats=_NEVER_SILENT)
-        self.central = central = CentralScheduler(config, Term(1))
+        self._config = replace(config.central, missed_heartbeats=_NEVER_SILENT)
+        self._router = config.router
+        self.central = central = CentralScheduler(self._config, Term(1), self._router)
         self.workers = dict(workers)
         self._clock = clock
-        self._config = config
         self._sinks = sinks
         self._tokens: list[TokenBatch] = []
         self._notices: list[DoorNotice] = []
@@ -124,7 +124,7 @@ class InprocessCluster:
             claims: what each door owns.
         """
         term = Term(self.central.term + 1)
-        self.central = CentralScheduler(self._config, term)
+        self.central = CentralScheduler(self._config, term, self._router)
         self._sinks.bind(self.central, self._tokens.append)
         self.central.take_over(list(self.workers), list(claims), self._clock())
         for door, specs in claims.items():
@@ -194,4 +194,4 @@ def build_cluster(
         worker = build_worker(identity, plan, peers, sinks, clock)
         peers.add(identity.name, worker.agent)
         workers[identity.name] = worker
-    return InprocessCluster(config.central, workers, sinks, clock)
+    return InprocessCluster(config, workers, sinks, clock)

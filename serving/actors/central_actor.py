@@ -57,7 +57,7 @@ class CentralActor:
         """
         prepare_process(place, CENTRAL_NAME)
         # Above every earlier term as long as nobody steps the clock; where somebody did, workers tell (C6).
-        self._central = CentralScheduler(config.central, Term(time.time_ns()))
+        self._central = CentralScheduler(config.central, Term(time.time_ns()), config.router)
         self._workers = [WorkerName(name) for name, _ in worker_names(config.cluster)]
         self._doors = [DoorName(name) for name in doors]
         self._directory = Directory(place.namespace)

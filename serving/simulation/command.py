@@ -25,6 +25,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context-pages", type=int, default=2048, help="device pages of one context worker")
     parser.add_argument("--generation-pages", type=int, default=2048, help="device pages of one generation worker")
     parser.add_argument("--host-pages", type=int, default=0, help="host pages of one worker")
+    parser.add_argument(
+        "--router",
+        choices=("round_robin", "least_tokens", "power_of_two", "prefix_aware"),
+        default="prefix_aware",
+        help="how workers are chosen",
+    )
+    parser.add_argument(
+        "--prefix-weight", type=float, default=1.0, help="load that a cached token outweighs, in tokens"
+    )
+    parser.add_argument(
+        "--local-prefill", type=int, default=64, help="a generation worker computes a prompt that lacks so many tokens"
+    )
     parser.add_argument("--batch", type=int, default=64, help="requests in one step")
     parser.add_argument("--bandwidth", type=float, default=3.0, help="GB/s that one worker receives")
     parser.add_argument("--transfer-failures", type=float, default=0.0, help="share of transfers that fail")

@@ -45,7 +45,7 @@ class SimulatedDeployment:
         self._making = WorkerMaking() if making is None else making
         self._network = VirtualNetwork(self.events, settings.network)
         self._receivers = Receivers(self._on_reports, self._on_heartbeat, lambda batch: self.door.on_tokens(batch))
-        self.central = CentralScheduler(settings.central, Term(1))
+        self.central = CentralScheduler(settings.central, Term(1), settings.router)
         self.door = SimulatedDoor(self.events, self._submit, self._cancel)
         self.workers: dict[WorkerName, SimulatedWorker] = {}
         self.past_lives: list[SimulatedWorker] = []

@@ -3,7 +3,7 @@
 import argparse
 import logging
 
-from configs import ClusterConfig, SchedulerConfig
+from configs import ClusterConfig, RouterConfig, RoutingPolicy, SchedulerConfig
 from serving.simulation.arrivals import Arrival, TraceScale, random_arrivals, read_trace
 from serving.simulation.cost_model import DECODE_BOUND, SMOLLM2_CPU
 from serving.simulation.deployment import SimulatedDeployment
@@ -30,6 +30,12 @@ def settings_of(arguments: argparse.Namespace) -> SimulationSettings:
             context_workers=arguments.context_workers, generation_workers=arguments.generation_workers
         ),
         scheduler=SchedulerConfig(max_batch_size=arguments.batch),
+        router=RouterConfig(
+            policy=RoutingPolicy(arguments.router),
+            seed=arguments.seed,
+            prefix_weight=arguments.prefix_weight,
+            local_prefill_max_tokens=arguments.local_prefill,
+        ),
         network=NetworkSettings(bytes_per_s=arguments.bandwidth * 1e9),
         faults=FaultSettings(
             transfer_failure_share=arguments.transfer_failures,

@@ -27,6 +27,8 @@ class SimulationResults:
         passes: passes of all iteration schedulers.
         audits: of managers, each of which found nothing.
         page_occupancy: per role, mean and peak share of device pages in use.
+        prefix_hits: per role, share of the tokens looked up in a cache that were found there.
+        local_prefills: prompts that a generation worker was given to compute.
         transfers: handoffs whose pages were verified.
         failed_transfers: receives that failed or expired.
         worker_deaths: lives that ended.
@@ -53,6 +55,8 @@ class SimulationResults:
     abandoned_steps: int
     audits: int
     page_occupancy: dict[str, dict[str, float]]
+    prefix_hits: dict[str, float]
+    local_prefills: int
     transfers: int
     transfer_bytes: int
     failed_transfers: int
@@ -100,6 +104,8 @@ def summarize(deployment: SimulatedDeployment) -> SimulationResults:
         **{name: sum(counts[name] for counts in counters) for name in _SUMS},
         audits=sum(worker.tally.num_audits for worker in deployment.lives),
         page_occupancy=_occupancy(deployment),
+        prefix_hits=_prefix_hits(deployment),
+        local_prefills=central["local_prefills"],
         transfers=sum(counts["receives_verified"] for counts in transfers),
         transfer_bytes=sum(counts["bytes_received"] for counts in transfers),
         failed_transfers=sum(counts["receives_failed"] + counts["receives_expired"] for counts in transfers),
@@ -131,6 +137,16 @@ def _occupancy(deployment: SimulatedDeployment) -> dict[str, dict[str, float]]:
             mean = sum(tally.page_share_seconds for tally in tallies) / busy_s
             occupancy[role.value] = {"mean": mean, "peak": max(tally.peak_page_share for tally in tallies)}
     return occupancy
+
+
+def _prefix_hits(deployment: SimulatedDeployment) -> dict[str, float]:
+    hits = {}
+    for role in WorkerRole:
+        stats = [worker.manager.stats() for worker in deployment.lives if worker.identity.role is role]
+        queried = sum(counts.prefix_queried_tokens for counts in stats)
+        if queried:
+            hits[role.value] = sum(counts.prefix_hit_tokens for counts in stats) / queried
+    return hits
 
 
 def _digest(streams: Sequence[Stream]) -> str:

@@ -8,6 +8,7 @@ from configs import (
     DeviceTierConfig,
     HostTierConfig,
     KVCacheConfig,
+    RouterConfig,
     SchedulerConfig,
     TierConfig,
     TransferConfig,
@@ -19,6 +20,7 @@ _KV_HEADS = 3
 _HEAD_DIM = 64
 _NUM_LAYERS = 30
 _BYTES_PER_ELEMENT = 2
+_EVENT_QUEUE_BLOCKS = 1 << 16
 BYTES_PER_TOKEN = 2 * _NUM_LAYERS * _KV_HEADS * _HEAD_DIM * _BYTES_PER_ELEMENT
 
 
@@ -78,6 +80,7 @@ class SimulationSettings:
     central: CentralConfig = field(
         default_factory=lambda: CentralConfig(max_queued_requests=1 << 20, request_deadline_s=1e6)
     )
+    router: RouterConfig = field(default_factory=RouterConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     faults: FaultSettings = field(default_factory=FaultSettings)
@@ -103,7 +106,10 @@ class SimulationSettings:
         if self.host_pages:
             tiers = (*tiers, HostTierConfig(quota_bytes=self.host_pages * self.page_bytes))
         config = KVCacheConfig(
-            tokens_per_block=self.tokens_per_block, tiers=tiers, max_sequences=self.scheduler.max_batch_size
+            tokens_per_block=self.tokens_per_block,
+            tiers=tiers,
+            max_sequences=self.scheduler.max_batch_size,
+            event_queue_blocks=_EVENT_QUEUE_BLOCKS if self.router.needs_kv_events else 0,
         )
         layers = [LayerSpec(LayerId(number), _KV_HEADS, _HEAD_DIM) for number in range(_NUM_LAYERS)]
         return CacheGeometry.from_layers(layers, config, _BYTES_PER_ELEMENT), config

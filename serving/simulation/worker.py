@@ -40,6 +40,7 @@ from serving.simulation.tier_copies import TierCopies
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox
+from serving.workers.prefix_feed import PrefixFeed
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import SharedPool
 from serving.workers.step_loop import WorkerLoop
@@ -168,6 +169,7 @@ class SimulatedWorker:
             wake=threading.Event(),
             # The deployment audits after passes, and counts the violations.
             self_audit=SelfAudit(self.manager.audit, period_s=0.0, max_share=1.0, clock=self._now_s),
+            prefix_feed=PrefixFeed(self.manager) if settings.router.needs_kv_events else None,
         )
         return WorkerLoop(identity, parts, self._now_s)
 
@@ -180,7 +182,14 @@ class SimulatedWorker:
     def registration(self) -> WorkerRegistration:
         """The first word to the central scheduler."""
         identity = self.identity
-        return WorkerRegistration(identity.name, identity.role, identity.epoch, identity.pid, self.max_request_tokens)
+        return WorkerRegistration(
+            identity.name,
+            identity.role,
+            identity.epoch,
+            identity.pid,
+            self.max_request_tokens,
+            self._settings.tokens_per_block,
+        )
 
     def post(self, batch: CommandBatch) -> None:
         """Commands arrive."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from serving.workers.batch_builder import BatchBuilder
 from serving.workers.device_pools import DevicePools
 from serving.workers.draw_rules import DrawRules
 from serving.workers.outbox import Outbox, WorkerSinks
+from serving.workers.prefix_feed import PrefixFeed
 from serving.workers.self_audit import SelfAudit
 from serving.workers.step_loop import WorkerLoop
 from serving.workers.stop_checker import StopChecker
@@ -40,6 +42,8 @@ from serving.workers.worker_parts import WorkerParts
 from serving.workers.worker_plan import Surroundings, WorkerIdentity, WorkerPlan
 
 _ALONE = Surroundings()
+
+_EVENT_QUEUE_BLOCKS = 1 << 16
 
 
 def build_worker(
@@ -78,7 +82,10 @@ def build_worker(
     agent = TransferAgent(transport.best, peers, config.transfer, layout, identity.name, identity.epoch, wake=wake.set)
     tiers: list[SlotPool] = [*device.pools, *_lower_tiers(geometry, config.cache, plan.pool_folder)]
     copies = CopyThread(tiers)  # within one tier, too: a block that begins like a cached one is a copy of it
-    manager = KVCacheManagerV2(geometry, config.cache, identity.epoch, copies)
+    cache = config.cache
+    if config.router.needs_kv_events:
+        cache = replace(cache, event_queue_blocks=cache.event_queue_blocks or _EVENT_QUEUE_BLOCKS)
+    manager = KVCacheManagerV2(geometry, cache, identity.epoch, copies)
     scheduler = KVCacheV2Scheduler(
         config.scheduler,
         manager,
@@ -105,6 +112,7 @@ def build_worker(
         overlaps=config.transfer.overlap,
         transport_choices=lambda: transport.best.choices,
         self_audit=SelfAudit(manager.audit, config.cache.audit_period_s, config.cache.audit_max_share, clock),
+        prefix_feed=PrefixFeed(manager) if config.router.needs_kv_events else None,
     )
     loop = WorkerLoop(identity, parts, clock)
     return Worker(

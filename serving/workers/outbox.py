@@ -47,6 +47,11 @@ class Outbox:
         """Report batches sent so far: the number of the last one."""
         return self._num_batches
 
+    @property
+    def has_reports(self) -> bool:
+        """Whether the central scheduler will be told anything by the next flush."""
+        return bool(self._reports)
+
     def report(self, report: WorkerReport) -> None:
         """Tell the central scheduler."""
         self._reports.append(report)

@@ -144,20 +144,31 @@ class WorkerLoop:
         busy = self._take_outcomes() or busy
         if self._scheduler.has_work:
             busy = self._pass() or busy
+        if busy and self._scheduler.take_room_report():
+            self._outbox.report(RoomReported())
+        self._report_prefixes(may_wait=busy and not self._outbox.has_reports)
         if busy:
-            if self._scheduler.take_room_report():
-                self._outbox.report(RoomReported())
             # First the reports, then the account: one that runs ahead of them looks like a divergence.
             self._outbox.flush()
             self._snapshot = self._make_snapshot()
+        elif self._outbox.has_reports:
+            self._outbox.flush()
         self._answer_introductions()
         if self._parts.self_audit.run_if_due():
             self._counts["audits"] += 1
             self._snapshot = self._make_snapshot()
         return busy
 
+    def _report_prefixes(self, *, may_wait: bool) -> None:
+        if self._parts.prefix_feed is not None:
+            changes = self._parts.prefix_feed.take(self._clock(), may_wait=may_wait)
+            if changes is not None:
+                self._outbox.report(changes)
+
     def _answer_introductions(self) -> None:
         while self._asked:
+            if self._parts.prefix_feed is not None:
+                self._parts.prefix_feed.list_anew()
             asked, registration, sink = self._asked.popleft()
             seen, self._term = self._term, max(self._term, asked)
             parts = held_parts(self._scheduler, self._identity.role, self._context_side.leased, self._handoff)

@@ -61,6 +61,7 @@ class Worker:
             epoch=identity.epoch,
             pid=identity.pid,
             max_request_tokens=self.manager.max_request_tokens,
+            tokens_per_block=self.manager.geometry.tokens_per_block,
         )
 
     def start(self, on_fatal: Callable[[], None]) -> None:

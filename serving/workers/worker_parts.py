@@ -11,6 +11,7 @@ from scheduler.interface import IterationScheduler
 from serving.engine.batch import StepBatch, StepResult
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox
+from serving.workers.prefix_feed import PrefixFeed
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging
 from serving.workers.stop_checker import StopChecker
@@ -39,6 +40,8 @@ class WorkerParts:
     wake: threading.Event
     """Set by whoever has something for the loop."""
     self_audit: SelfAudit
+    prefix_feed: PrefixFeed | None = None
+    """What is cached here, for the central scheduler; None where nobody routes by it."""
     overlaps: bool = True
     """Whether contexts are offered in parts (`TransferConfig.overlap`)."""
     transport_choices: Callable[[], Mapping[str, str]] = dict

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from configs import ClusterConfig, SchedulerConfig
+from scheduler.central_routing import HAND_EVERYTHING_OVER
 from serving.simulation.arrivals import Arrival, TraceScale, read_trace
 from serving.simulation.cost_model import CostModel
 from serving.simulation.settings import NetworkSettings, SimulationSettings
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
 def settings_of(options: argparse.Namespace) -> SimulationSettings:
     """The deployment that both sides run."""
     return SimulationSettings(
+        router=HAND_EVERYTHING_OVER,
         cluster=ClusterConfig(context_workers=options.context_workers, generation_workers=options.generation_workers),
         scheduler=SchedulerConfig(max_batch_size=options.batch, max_num_tokens=8192),
         network=NetworkSettings(bytes_per_s=20e9),

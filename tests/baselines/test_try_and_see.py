@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from configs import ClusterConfig, SchedulerConfig
+from scheduler.central_routing import HAND_EVERYTHING_OVER
 from serving.simulation.arrivals import random_arrivals
 from serving.simulation.cost_model import DECODE_BOUND
 from serving.simulation.settings import SimulationSettings
@@ -15,6 +16,7 @@ from tests.baselines.switches import ALL, INERT, Switch
 SETTINGS = SimulationSettings(
     cluster=ClusterConfig(context_workers=2, generation_workers=2),
     scheduler=SchedulerConfig(max_batch_size=64),
+    router=HAND_EVERYTHING_OVER,
     cost=DECODE_BOUND,
     tokens_per_block=4,
     pages_per_context_worker=120,

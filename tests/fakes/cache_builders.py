@@ -31,6 +31,7 @@ def make_geometry(  # noqa: PLR0913 - every test wants to vary something else
     resume_watermark: float = 1.0,
     enable_block_reuse: bool = True,
     enable_partial_reuse: bool = True,
+    event_queue_blocks: int = 0,
 ) -> tuple[CacheGeometry, KVCacheConfig]:
     """Sizes in slots (of all pool groups together, split by need) instead of bytes; 1 KV head, elements of 1 byte."""
     layers = make_layers(windows, num_sink_tokens=num_sink_tokens, head_dim=head_dim)
@@ -48,6 +49,7 @@ def make_geometry(  # noqa: PLR0913 - every test wants to vary something else
         resume_watermark=resume_watermark,
         enable_block_reuse=enable_block_reuse,
         enable_partial_reuse=enable_partial_reuse,
+        event_queue_blocks=event_queue_blocks,
     )
     return CacheGeometry.from_layers(layers, config, bytes_per_element=1), config
 

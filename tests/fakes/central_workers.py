@@ -74,6 +74,7 @@ class ModelWorker:
     role: WorkerRole
     epoch: Epoch
     max_request_tokens: int = 100
+    tokens_per_block: int = 4
     parts: dict[AttemptId, str] = field(default_factory=dict)
     specs: dict[AttemptId, RequestSpec] = field(default_factory=dict)
     handoffs: dict[AttemptId, Handoff] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class ModelWorker:
 
     def registration(self) -> WorkerRegistration:
         """Its first word."""
-        return WorkerRegistration(self.name, self.role, self.epoch, 100, self.max_request_tokens)
+        return WorkerRegistration(self.name, self.role, self.epoch, 100, self.max_request_tokens, self.tokens_per_block)
 
     def introduce(self, term: Term) -> WorkerIntroduction:
         """Its answer to a new term: everything it holds, reports of it included."""

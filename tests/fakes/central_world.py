@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from configs import CentralConfig
+from configs import CentralConfig, RouterConfig
 from manager import Epoch, WorkerName
 from scheduler.central import AskDoor, AskWorker, CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.central_routing import HAND_EVERYTHING_OVER
 from scheduler.messages import DoorNotice, ReportBatch, RoomReported, SubmitReply, WorkerCommand, WorkerRole
 from scheduler.reconcile import Divergence
 from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid, SamplingParams, StopParams, Term
@@ -34,10 +35,17 @@ class CentralWorld:
     Workers are named by role and number: c0, g0, m0.
     """
 
-    def __init__(self, *workers: str, config: CentralConfig | None = None, term: int = 3) -> None:
+    def __init__(
+        self,
+        *workers: str,
+        config: CentralConfig | None = None,
+        router: RouterConfig = HAND_EVERYTHING_OVER,
+        term: int = 3,
+    ) -> None:
         """Register `workers`, in this order."""
         self.config = config or CentralConfig()
-        self.central = CentralScheduler(self.config, Term(term))
+        self.router = router
+        self.central = CentralScheduler(self.config, Term(term), router)
         self.claims: list[RequestSpec] | None = []
         self.unreachable: set[str] = set()
         self.now_s = 100.0
@@ -56,7 +64,7 @@ class CentralWorld:
 
         `claims` is what the door owns; a slow one does not answer. Nor do workers in `unreachable`.
         """
-        dead, self.central = self.central, CentralScheduler(self.config, Term(term))
+        dead, self.central = self.central, CentralScheduler(self.config, Term(term), self.router)
         self.claims = None if is_door_slow else list(claims)
         self.central.take_over([WorkerName(name) for name in self.names], [DOOR], self.now_s)
         self.deliver()

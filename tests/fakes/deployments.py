@@ -41,6 +41,8 @@ class Deployment:
         self.drops_repeats = False
         """As a door does (C9), where an attempt may be begun again while its last tokens are on their way."""
         self.specs: dict[RequestUid, RequestSpec] = {}
+        self.cached_tokens: dict[RequestUid, int] = {}
+        """As a door's usage has it: what the first worker that computed the prompt found."""
         self.finished: dict[RequestUid, FinishReason] = {}
         self.notices: list[DoorNotice] = []
         self.cluster = build_cluster(config, model_folder, pool_folder, clock, config_of)
@@ -76,6 +78,8 @@ class Deployment:
                     continue
                 assert event.position == len(self._tokens[event.uid]), "tokens arrive in order, once"
                 self._tokens[event.uid].append(event.token_id)
+                if event.durations is not None and event.durations.cached_tokens is not None:
+                    self.cached_tokens.setdefault(event.uid, event.durations.cached_tokens)
                 if event.finish_reason is not None:
                     assert event.uid not in self.finished, "one last token"
                     self.finished[event.uid] = event.finish_reason

@@ -40,7 +40,7 @@ class PairOfProcesses:
 
     def __init__(self, config: DeploymentConfig, model_folder: Path, pool_folder: Path) -> None:
         """Start both."""
-        self._central = CentralScheduler(config.central, Term(1))
+        self._central = CentralScheduler(config.central, Term(1), config.router)
         self._tokens: dict[str, list[int]] = {}
         self._open: set[str] = set()
         plan = WorkerPlan(config, model_folder, pool_folder, num_threads=1)

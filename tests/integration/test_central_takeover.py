@@ -34,6 +34,7 @@ def pair(request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path) -> 
                 "cache": {"tiers": [{"tier": "device", "quota_bytes": 4 << 20}], "max_sequences": 16},
                 "scheduler": {"max_batch_size": 16, "max_num_tokens": 64, "chunk_unit_tokens": 16},
                 "central": {"dispatch": request.param, "max_running_per_context_worker": 3},
+                "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
             },
         ),
         model_folder,

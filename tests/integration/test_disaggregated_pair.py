@@ -24,6 +24,7 @@ def _config(*, mixed: bool = False, **sections: dict[str, object]) -> Deployment
         "engine": {"dtype": "float32"},
         "cache": small,
         "scheduler": {"max_batch_size": 16},
+        "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
     }
     for name, values in sections.items():
         overrides[name] = {**overrides.get(name, {}), **values}

@@ -23,7 +23,11 @@ _TEXT = (
 
 def _config(dtype: str, *, mixed: bool) -> DeploymentConfig:
     # One thread drives everything here and cannot renew a lease during a step, which may take seconds.
-    overrides: dict[str, dict[str, object]] = {"engine": {"dtype": dtype}, "transfer": {"lease_duration_s": 600.0}}
+    overrides: dict[str, dict[str, object]] = {
+        "engine": {"dtype": dtype},
+        "transfer": {"lease_duration_s": 600.0},
+        "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
+    }
     return load_deployment("local-mixed" if mixed else "local-cpu", overrides)
 
 

@@ -26,6 +26,7 @@ def _config(num_pages: int, *, mixed: bool, lower: tuple[str, ...] = (), dtype: 
         "engine": {"dtype": dtype},
         "cache": {"tiers": tiers, "max_sequences": 6},
         "scheduler": {"max_batch_size": 6, "max_num_tokens": 64, "chunk_unit_tokens": 16},
+        "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
     }
     return load_deployment("local-mixed" if mixed else "local-cpu", overrides)
 

@@ -57,6 +57,7 @@ def _config(
         "engine": {"dtype": dtype},
         "cache": {"tiers": tiers, "max_sequences": 6, "tokens_per_block": _BLOCK},
         "scheduler": {"max_batch_size": 6, "max_num_tokens": chunk, "chunk_unit_tokens": min(chunk, _BLOCK)},
+        "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
     }
     return load_deployment("local-mixed" if mixed else "local-cpu", overrides)
 

@@ -5,10 +5,21 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from manager import Grant, KVCacheManagerV2, Refusal, Savepoint, Transaction
+from manager import (
+    BlockHash,
+    Grant,
+    KVCacheManagerV2,
+    KVEventKind,
+    Refusal,
+    Savepoint,
+    TierLevel,
+    Transaction,
+    replay,
+)
 from manager.pools.copy_threads import CopyThread
 from tests.fakes.cache_builders import make_geometry
 from tests.fakes.cache_request import FakeRequest
+from tests.fakes.known_blocks import known_blocks
 from tests.fakes.naive_cache import NaiveCache, NaiveEntry
 from tests.fakes.page_contents import PageContents
 
@@ -34,6 +45,7 @@ class ManagerWorld(RuleBasedStateMachine):
         self.open: tuple[str, Transaction] | None = None
         self.at_begin: tuple[NaiveCache, object] | None = None
         self.marks: list[tuple[Savepoint, NaiveCache, object]] = []
+        self.known: dict[BlockHash, TierLevel] = {}
 
     @initialize(
         num_slots=st.sampled_from([6, 9, 14]),  # per layer group
@@ -60,6 +72,7 @@ class ManagerWorld(RuleBasedStateMachine):
             host_slots=lower[0],
             disk_slots=lower[1],
             resume_watermark=watermark,
+            event_queue_blocks=12,
         )
         self.geometry = geometry
         self.size = geometry.tokens_per_block
@@ -153,6 +166,19 @@ class ManagerWorld(RuleBasedStateMachine):
             assert self.manager.capacity(request_id) == entry.num_blocks * self.size
         if self.open is None:
             self.check_contents()
+            self.check_events()
+
+    def check_events(self) -> None:
+        """What was told of cached prefixes, and what is listed, is what the tree has, in every tier."""
+        expected = known_blocks(self.manager.snapshot().tree, self.geometry, self.model.committed)
+        listing = self.manager.known_prefixes()
+        events = self.manager.take_kv_events()
+        replay(events, self.known)
+        if [event.kind for event in events] == [KVEventKind.CLEARED]:
+            replay(listing, self.known)
+        listed: dict[BlockHash, TierLevel] = {}
+        replay(listing, listed)
+        assert self.known == listed == expected
 
     def check_contents(self) -> None:
         """Late reads write into quarantined slots; everything else must be what was computed."""

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from configs import CentralConfig, DispatchPolicy
 from manager import Epoch, WorkerName
 from scheduler.central import AskDoor, AskWorker, CentralScheduler, NotifyDoor, SendToWorker
+from scheduler.central_routing import HAND_EVERYTHING_OVER
 from scheduler.messages import DoorNotice, OfferGeneration, ReportBatch, WorkerHeartbeat, WorkerRole
 from scheduler.spec import AttemptId, RequestSpec, RequestUid, Term
 from scheduler.states import RequestState
@@ -43,6 +44,7 @@ class CentralMachine(RuleBasedStateMachine):
 
     names: tuple[str, ...] = ("c0", "c1", "g0", "g1")
     dispatch = DispatchPolicy.CONTEXT_FIRST
+    router = HAND_EVERYTHING_OVER
     is_lossy = False
     is_succeeded = False
 
@@ -52,7 +54,7 @@ class CentralMachine(RuleBasedStateMachine):
             dispatch=self.dispatch, max_running_per_context_worker=2, max_offers_per_generation_worker=3
         )
         self.config = config
-        self.central = CentralScheduler(config, Term(1))
+        self.central = CentralScheduler(config, Term(1), self.router)
         self.num_terms = 1
         self.now_s = 0.0
         self.workers: dict[str, ModelWorker] = {}
@@ -169,7 +171,7 @@ class CentralMachine(RuleBasedStateMachine):
     def succeed_the_central_scheduler(self, loses_reports: bool) -> None:
         self.num_terms += 1
         self.num_notices = 0
-        self.central = CentralScheduler(self.config, Term(self.num_terms))
+        self.central = CentralScheduler(self.config, Term(self.num_terms), self.router)
         if loses_reports:
             for worker in self.workers.values():
                 worker.outgoing.clear()

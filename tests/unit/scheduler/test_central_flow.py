@@ -78,6 +78,21 @@ def test_a_request_of_higher_priority_is_served_before_older_ones() -> None:
     assert world.attempt("c0", "urgent") in world.workers["c0"].parts
 
 
+def test_urgent_requests_that_keep_coming_do_not_keep_an_older_one_waiting_for_ever() -> None:
+    config = CentralConfig(max_running_per_context_worker=1, arrivals_per_priority=3)
+    world = CentralWorld("c0", "g0", config=config)
+    world.submit(make_spec("first"))
+    world.submit(make_spec("patient"))
+    served, running = [], "first"
+    for number in range(6):
+        world.submit(make_spec(f"urgent{number}", priority=1))
+        world.compute_context(running)
+        (attempt_id,) = (held for held, part in world.workers["c0"].parts.items() if part == "context")
+        running = world.workers["c0"].specs[attempt_id].uid
+        served.append(running)
+    assert served == ["urgent0", "urgent1", "patient", "urgent2", "urgent3", "urgent4"]
+
+
 def test_submitting_an_open_request_again_changes_nothing() -> None:
     world = CentralWorld("c0", "g0")
     world.submit(make_spec("a"))

@@ -88,7 +88,7 @@ def test_an_attempt_that_its_worker_dropped_unasked_goes_on_elsewhere() -> None:
 
 
 def test_a_phase_that_the_table_does_not_allow_is_refused_and_changes_nothing() -> None:
-    request = TrackedRequest(make_spec("a"), DOOR, 1, 0.0, Phase.WAITING_CONTEXT)
+    request = TrackedRequest(make_spec("a"), DOOR, (1, 1), 0.0, Phase.WAITING_CONTEXT)
     with pytest.raises(IllegalTransition, match="cannot enter generation"):
         request.enter(Phase.GENERATION)
     assert request.phase is Phase.WAITING_CONTEXT
