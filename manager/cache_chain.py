@@ -49,6 +49,8 @@ class CacheChain:
         history: positions already computed.
         num_blocks: blocks that have a place.
         num_committed: blocks that are in the tree.
+        room: positions that a step may fill now: its capacity, or -1 while it is suspended.
+        quiet_until: while the history is shorter, a longer one commits nothing and leaves no window.
         num_claimed: blocks found in the cache when it was created.
         draft_lag: positions at the history's end that the draft layers have not computed; at most one.
         reserved_tokens: positions whose pages wait for a transfer and must not be written by a step; 0 once
@@ -76,8 +78,10 @@ class CacheChain:
         "num_committed",
         "pages",
         "priority",
+        "quiet_until",
         "request_id",
         "reserved_tokens",
+        "room",
         "status",
     )
 
@@ -102,6 +106,8 @@ class CacheChain:
         self.history = 0
         self.num_blocks = 0
         self.num_committed = 0
+        self.room = 0
+        self.quiet_until = 0 if layout.has_windows else geometry.tokens_per_block
         self.num_claimed = 0
         self.draft_lag = 0
         self.reserved_tokens = 0
@@ -174,17 +180,20 @@ class CacheChain:
         self._journal.push((self._put_lengths, (self.history, self.num_committed, self._leaf)))
         self._put_lengths(history, num_committed, leaf)
 
-    def _put_history(self, history: int) -> None:
+    def put_history(self, history: int) -> None:
+        """Move the history and nothing else; in a journal, the inverse of having done so."""
         self.history = history
 
     def _put_lengths(self, history: int, num_committed: int, leaf: int) -> None:
         self.history = history
         self.num_committed = num_committed
         self._leaf = leaf
+        if not self._has_windows:
+            self.quiet_until = (num_committed + 1) * self._geometry.tokens_per_block
 
     def _set_num_blocks(self, num_blocks: int) -> None:
         self._journal.push((self._put_num_blocks, (self.num_blocks,)))
-        self.num_blocks = num_blocks
+        self._put_num_blocks(num_blocks)
 
     def _write_tables(self, first: int) -> None:
         for place, pages in enumerate(self.pages):
@@ -192,10 +201,11 @@ class CacheChain:
 
     def _set_status(self, status: CacheStatus) -> None:
         self._journal.push((self._put_status, (self.status,)))
-        self.status = status
+        self._put_status(status)
 
     def _put_status(self, status: CacheStatus) -> None:
         self.status = status
+        self.room = self.capacity if status is CacheStatus.ACTIVE else -1
 
     def _cut(self, num_blocks: int) -> list[list[int]]:
         """Shorten the chain to `num_blocks`; returns per layer group the pages cut off."""
@@ -211,6 +221,8 @@ class CacheChain:
 
     def _put_num_blocks(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        if self.status is CacheStatus.ACTIVE:
+            self.room = num_blocks * self._geometry.tokens_per_block
 
     def _put_draft_lag(self, draft_lag: int) -> None:
         self.draft_lag = draft_lag

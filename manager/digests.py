@@ -7,7 +7,7 @@ restore them.
 """
 
 from collections.abc import Sequence
-from struct import pack
+from struct import iter_unpack, pack
 
 from manager.block_hashes import effective_scope
 from manager.cache_request import CacheRequest
@@ -65,9 +65,8 @@ class BlockDigests:
         self.packed += fresh
         width = size * TOKEN_BYTES
         parent = chain[-1] if chain else self.root
-        for offset in range(taken_over, len(fresh), width):
-            parent = hash((parent, fresh[offset : offset + width])) & _MASK
-            chain.append(parent)
+        rest = fresh[taken_over:] if taken_over else fresh
+        chain += [parent := hash((parent, block)) & _MASK for (block,) in iter_unpack(f"{width}s", rest)]
 
     def _take_over(self, fresh: bytes) -> int:
         """Append known digests for as much of `fresh` as agrees; returns its bytes."""

@@ -207,7 +207,7 @@ class KVCache(CacheChain):
                 f"and {len(token_ids)} known tokens"
             )
             raise LogicError(msg)
-        self._journal.push((self._put_history, (before,)))
+        self._journal.push((self.put_history, (before,)))
         self.history = history
         if draft_lag != self.draft_lag:
             self._set_draft_lag(draft_lag)

@@ -45,6 +45,7 @@ from manager.storage.journal import Journal
 from manager.storage_manager import StorageManager
 from manager.transaction import CacheTransaction, TransactionDesk, TransactionKind, inside
 
+_PLAN, _COMPLETE = TransactionKind.PLAN, TransactionKind.COMPLETE
 _in_plan = inside(TransactionKind.PLAN)
 _in_complete = inside(TransactionKind.COMPLETE)
 
@@ -75,6 +76,7 @@ class KVCacheManagerV2:
         self._adapters = AdapterPool(adapters or AdapterSizes(), self.journal)
         self._storage = StorageManager(geometry, self.journal)
         self._caches = RequestCaches(geometry, self._storage, self._adapters, self.journal, config)
+        self._by_request = self._caches.by_request
         self._leases = LeaseTable(self.journal)
         self._quarantine = QuarantineTable(self.journal)
         self._engine = engine or NoCopies()
@@ -139,16 +141,15 @@ class KVCacheManagerV2:
 
     def try_allocate_generation(self, request: CacheRequest) -> Grant | Refusal:
         """See `KVCacheManager.try_allocate_generation`."""
-        caches = self._caches.by_request.get(request.request_id)
-        if caches is not None and caches.cross is None and self.desk.kind is TransactionKind.PLAN:
+        caches = self._by_request.get(request.request_id)
+        if caches is not None and caches.cross is None and self.desk.kind is _PLAN:
             cache = caches.primary
-            capacity = cache.num_blocks * self.geometry.tokens_per_block
             num_tokens = len(request.token_ids)
             if request.num_draft_tokens:
                 num_tokens += self._planner.num_draft_positions(request)
-            if num_tokens <= capacity and cache.status is CacheStatus.ACTIVE:
+            if num_tokens <= cache.room:
                 # Every decode, at all but one step in a block: nothing changes, so nothing needs a guard.
-                return Grant(cache.request_id, (), 0, 0, 0, 0, cache.history, capacity)
+                return Grant(cache.request_id, (), 0, 0, 0, 0, cache.history, cache.room)
         return self._allocate_generation(request)
 
     @_in_plan
@@ -183,10 +184,24 @@ class KVCacheManagerV2:
 
     # -- complete ----------------------------------------------------------------------------------
 
-    @_in_complete
     def advance(self, request: CacheRequest, num_tokens: int, draft_lag: int = 0) -> None:
         """See `KVCacheManager.advance`. Raises LogicError beyond capacity or the known tokens."""
-        caches = self._caches.by_request.get(request.request_id)
+        caches = self._by_request.get(request.request_id)
+        if caches is not None and caches.cross is None and self.desk.kind is _COMPLETE:
+            cache = caches.primary
+            before = cache.history
+            history = before + num_tokens
+            is_known = before <= history <= cache.room and history <= len(request.token_ids)
+            if is_known and history < cache.quiet_until and draft_lag == cache.draft_lag and not cache.reserved_tokens:
+                # Every decode, at all but one step in a block: one number changes, so nothing needs a guard.
+                self.journal.push((cache.put_history, (before,)))
+                cache.history = history
+                return
+        self._advance(request, num_tokens, draft_lag)
+
+    @_in_complete
+    def _advance(self, request: CacheRequest, num_tokens: int, draft_lag: int) -> None:
+        caches = self._by_request.get(request.request_id)
         if caches is None or caches.primary.status is not CacheStatus.ACTIVE:
             caches = self._caches.active(request)  # says why not
         cache, reuse = caches.primary, self._config.enable_block_reuse

@@ -9,7 +9,6 @@ Nodes are small integers over parallel arrays, as pages are (`page.py`).
 
 from array import array
 from collections.abc import Iterator, MutableSequence, Sequence
-from itertools import pairwise
 from struct import unpack_from
 
 import numpy as np
@@ -19,7 +18,7 @@ from manager.errors import LogicError
 from manager.ids import ReuseScope
 from manager.page import NONE
 from manager.storage.journal import Journal
-from manager.token_arena import TokenArena
+from manager.token_arena import TokenArena, runs
 
 _TOKEN_BYTES = 4
 _GROWTH = 256
@@ -72,11 +71,12 @@ class BlockRadixTree:
     def find(self, digests: BlockDigests, first: int, last: int) -> list[int]:
         """Nodes of blocks [first, last), up to the first that is missing or not what its digest says."""
         get = self.by_digest.get
-        if first < last and digests.chain[first] not in self.by_digest:
-            return []
-        nodes = [get(digest, NONE) for digest in digests.chain[first:last]]
-        if NONE in nodes:
-            del nodes[nodes.index(NONE) :]
+        nodes: list[int] = []
+        for digest in digests.chain[first:last]:
+            node = get(digest, NONE)
+            if node == NONE:
+                break
+            nodes.append(node)
         if not nodes:
             return nodes
         parent = get(digests.chain[first - 1] if first else digests.root, NONE)
@@ -117,12 +117,15 @@ class BlockRadixTree:
         digest, parents, children = self._digest, self.parent, self._first_child
         keys = digests.chain[first:last]
         self.by_digest.update(zip(keys, nodes, strict=True))
-        for node, key in zip(nodes, keys, strict=True):
-            digest[node] = key
-            parents[node] = parent
-            parent = node
-        for node, child in pairwise(nodes):
-            children[node] = child  # an only child; a spare node has no neighbours
+        parents[nodes[0]] = parent
+        for start, end in runs(nodes):  # a spare node has no neighbours, and the new ones are only children
+            at, stop = nodes[start], nodes[end - 1] + 1
+            digest[at:stop] = array("q", keys[start:end])
+            parents[at + 1 : stop] = array("i", nodes[start : end - 1])
+            children[at : stop - 1] = array("i", nodes[start + 1 : end])
+            if start:
+                parents[at] = nodes[start - 1]
+                children[nodes[start - 1]] = at
         self._tokens.put(nodes, digests.packed[first * width : last * width])
         self._link(nodes[0])
         self._journal.push((self._uninsert_chain, (nodes,)))

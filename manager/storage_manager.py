@@ -253,7 +253,9 @@ class StorageManager:
 
     def publish(self) -> list[SlotCopy]:
         """Let victims go. Journaled, so that even a bug in here can be undone; returns the fills to start."""
-        pages = self.pages
+        pages, moves = self.pages, self.moves
+        if moves.evictions.is_empty and moves.copies.is_empty and not moves.pins:
+            return []
         fills = [
             SlotCopy(fill.source_store, fill.source_slot, pages.store[page], pages.slot[page])
             for page, fill in self.moves.copies.fills.items()

@@ -56,6 +56,11 @@ class CopyQueue:
         self.clones: dict[int, int] = {}
         self.freed: list[tuple[int, int]] = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is copied, and no slot of a lower tier becomes free."""
+        return not (self.stages or self.fills or self.clones or self.freed)
+
     def add_stage(self, copy: SlotCopy) -> None:
         """Copy out before publish."""
         self.stages.append(copy)

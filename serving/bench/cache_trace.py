@@ -1,7 +1,7 @@
 """The request trace that both cache managers replay, and the loop that drives them alike.
 
-Imports nothing of the project, since another engine's Python runs it, too. Time is taken around whole phases of a
-step, so that the clock itself is not measured, and of several replays the fastest counts: other load only adds.
+Imports nothing of the project, since another engine's Python runs it, too. Time is the processor's, which other
+load lengthens least, and taken around whole phases of a step, so that the clock itself is not measured.
 """
 
 import gc
@@ -116,11 +116,11 @@ def replay(requests: Sequence[TraceRequest], driver: CacheDriver, batch_size: in
     while waiting or left:
         running = list(left)
         admitted = [waiting.pop()] if waiting and len(left) < batch_size else []
-        start = time.perf_counter()
+        start = time.process_time()
         driver.plan(running, admitted)
-        planned = time.perf_counter()
+        planned = time.process_time()
         driver.complete(running, admitted)
-        completed = time.perf_counter()
+        completed = time.process_time()
         for number in admitted:
             left[number] = requests[number].output_length
         for number in left:
@@ -128,9 +128,9 @@ def replay(requests: Sequence[TraceRequest], driver: CacheDriver, batch_size: in
         finished = [number for number, rest in left.items() if rest == 0]
         for number in finished:
             del left[number]
-        before_free = time.perf_counter()
+        before_free = time.process_time()
         driver.free(finished)
-        times.seconds["free"] += time.perf_counter() - before_free
+        times.seconds["free"] += time.process_time() - before_free
         times.seconds["plan"] += planned - start
         times.seconds["complete"] += completed - planned
         times.operations += 2 * (len(running) + len(admitted)) + len(finished)
