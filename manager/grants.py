@@ -21,6 +21,8 @@ class RefusalReason(StrEnum):
     OUT_OF_ADAPTER_PAGES = "out_of_adapter_pages"
     LOWER_TIERS_FULL = "lower_tiers_full"
     """No lower tier exists or can take the pages: only a recompute-pause frees them."""
+    CANNOT_FORK = "cannot_fork"
+    """The source has not, or not on the device, what its fork would share: claim a prefix instead."""
     NEVER_FITS = "never_fits"
     """More than the whole pool; waiting cannot help."""
 

@@ -88,6 +88,19 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def fork(self, source: CacheRequest, request: CacheRequest) -> Grant | Refusal:
+        """Begin a new request's cache as an active one: as `prepare_context`, from a request instead of the tree.
+
+        The prompt that both know is shared, as far as the source has computed it: full blocks by another lock, the
+        block that both go on writing by a copy that is made before the step. So a fork costs one page per layer
+        group where the prompt ends within a block, and an index slot. The source may go on, end or be suspended.
+
+        Refused with CANNOT_FORK where the source has no active cache or is a reservation, where their tokens,
+        scopes, adapters or encoders differ, or where a page that the fork would see is not the source's any more:
+        `prepare_context` finds what there is then. Raises LogicError when `request` has a cache.
+        """
+        ...
+
     def resize_context(self, request: CacheRequest, num_tokens: int) -> Grant | Refusal:
         """Grow capacity to history_length + num_tokens, page-rounded. Never shrinks.
 

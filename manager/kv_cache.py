@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from manager.cache_chain import CacheChain, CacheStatus
 from manager.errors import LogicError
+from manager.forking import Shared
 from manager.page import NONE, PageState
 from manager.prefix_match import PrefixMatch, find_partial, find_prefix
 
 _COMMITTED = int(PageState.COMMITTED)
+_PRIVATE = int(PageState.PRIVATE)
 
 
 def _present(pages: Sequence[int]) -> list[int]:
@@ -62,6 +64,28 @@ class KVCache(CacheChain):
         if len(match.nodes) < num_blocks:
             match.shorten(0)
         return self._claim(match)
+
+    def claim_shared(self, shared: Shared) -> list[int]:
+        """Begin as another cache does: lock its full blocks once more, copy the block that both go on writing.
+
+        Only for a new cache; `forking.find_shared` said that it can be done.
+
+        Returns:
+            Per pool group, the pages that this takes from what is available.
+        """
+        costs = [0] * self._storage.num_pool_groups
+        for group, pages in zip(self._groups, shared.pages, strict=True):
+            costs[self._storage.pool_group_of[group]] += self._storage.claim(group, _present(pages))
+        self.pages = [list(pages) for pages in shared.pages]
+        self._set_lengths(shared.num_blocks * self._geometry.tokens_per_block, shared.num_committed, shared.leaf)
+        self._set_num_blocks(shared.num_blocks)
+        self.num_claimed = shared.num_blocks
+        self._write_tables(0)
+        if shared.tail:
+            self._clone(shared.tail, shared.num_tail_tokens, costs)
+        if shared.draft_lag:
+            self._set_draft_lag(shared.draft_lag)
+        return costs
 
     def _claim(self, match: PrefixMatch) -> list[int]:
         costs, nodes = [0] * self._storage.num_pool_groups, match.nodes
@@ -226,8 +250,8 @@ class KVCache(CacheChain):
             LogicError: they are committed, more than there are, or what they see has left the window.
         """
         history = self.history - num_tokens
-        if num_tokens < 0 or history < self.num_committed * self._geometry.tokens_per_block:
-            kept = f"{self.num_committed} blocks are committed"
+        if num_tokens < 0 or history < max(self.num_committed, self._num_shared) * self._geometry.tokens_per_block:
+            kept = f"{self.num_committed} blocks are committed, {self._num_shared} shared"
             msg = f"{self.request_id}: cannot rewind {num_tokens} of {self.history} positions: {kept}"
             raise LogicError(msg)
         for group, pages in zip(self._groups, self.pages, strict=True):
@@ -238,6 +262,24 @@ class KVCache(CacheChain):
         self._set_lengths(history, self.num_committed, self._leaf)
         if self.draft_lag:
             self._set_draft_lag(max(0, self.draft_lag - num_tokens))
+
+    @property
+    def _num_shared(self) -> int:
+        """Full blocks up to the last private one that a fork or its source has, too: only without reuse there are any.
+
+        They must not be written again.
+        """
+        state, locks = self._storage.pages.state, self._storage.pages.locks
+        full = self.history // self._geometry.tokens_per_block
+        return max(
+            (
+                block + 1
+                for pages in self.pages
+                for block, page in enumerate(pages[self.num_committed : full], start=self.num_committed)
+                if page != NONE and state[page] == _PRIVATE and locks[page] > 1
+            ),
+            default=0,
+        )
 
     def _set_draft_lag(self, draft_lag: int) -> None:
         self._journal.push((self._put_draft_lag, (self.draft_lag,)))

@@ -134,6 +134,11 @@ class KVCacheManagerV2:
         return self._planner.prepare(request)
 
     @_in_plan
+    def fork(self, source: CacheRequest, request: CacheRequest) -> Grant | Refusal:
+        """See `KVCacheManager.fork`."""
+        return self._planner.fork(source, request)
+
+    @_in_plan
     def resize_context(self, request: CacheRequest, num_tokens: int) -> Grant | Refusal:
         """See `KVCacheManager.resize_context`."""
         caches = self._caches.active(request)

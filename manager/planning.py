@@ -11,6 +11,7 @@ from manager.cache_chain import CacheStatus
 from manager.cache_request import CacheRequest
 from manager.cache_set import CacheSet
 from manager.errors import LogicError
+from manager.forking import Shared
 from manager.geometry import CacheGeometry
 from manager.grants import Grant, PageCost, Refusal, RefusalReason
 from manager.ids import AdapterId, PoolGroupId, RequestId
@@ -58,6 +59,42 @@ class Planner:
         caches, costs, adapter_pages = self._open(request, len(request.token_ids) - 1, partial=True)
         reused = caches.primary.history
         return self._grant(caches, costs, reused_tokens=reused, index_slots=1, adapter_pages=adapter_pages)
+
+    def fork(self, source: CacheRequest, request: CacheRequest) -> Grant | Refusal:
+        """A cache that begins as the source's does. Raises LogicError when one exists."""
+        request_id = request.request_id
+        if request_id in self._caches.by_request:
+            msg = f"{request_id} has a cache already"
+            raise LogicError(msg)
+        refusal = self._no_seat(request_id, request.adapter_id)
+        if refusal is not None:
+            return refusal
+        origin = self._caches.by_request.get(source.request_id)
+        shared = None if origin is None else self._find_shared(origin, source, request)
+        if origin is None or shared is None:
+            return Refusal(request_id, RefusalReason.CANNOT_FORK)
+        if shared.tail:
+            for pool, needed in enumerate(self._geometry.chain.groups_per_pool):
+                available = self._storage.available(pool)
+                if needed > available:
+                    return Refusal(request_id, RefusalReason.OUT_OF_PAGES, needed, available, PoolGroupId(pool))
+        adapter_pages = self._caches.adapters.cost(request.adapter_id)
+        caches, costs = self._caches.open_fork(request, origin, shared)
+        # Nothing was looked up in the cache, so nothing is counted as found there.
+        self._plan.note_grant(request_id, Before(caches.primary.num_claimed, is_new=True))
+        reused = caches.primary.history
+        return self._grant(caches, costs, reused_tokens=reused, index_slots=1, adapter_pages=adapter_pages)
+
+    def _find_shared(self, origin: CacheSet, source: CacheRequest, request: CacheRequest) -> Shared | None:
+        if origin.is_suspended or origin.is_reservation or request.encoder_token_ids:
+            return None
+        if (source.reuse_scope, source.adapter_id) != (request.reuse_scope, request.adapter_id):
+            return None
+        # As in every claim, the last known token is computed: its logits are needed.
+        num_tokens = min(request.prompt_length, len(request.token_ids) - 1, origin.primary.history)
+        if num_tokens < 1 or source.token_ids[:num_tokens] != request.token_ids[:num_tokens]:
+            return None
+        return self._caches.find_shared(origin, num_tokens)
 
     def suspend(self, request: CacheRequest) -> Grant | Refusal:
         """ACTIVE -> SUSPENDED, or LOWER_TIERS_FULL. Raises LogicError for a reservation."""

@@ -13,6 +13,7 @@ from manager.cache_request import CacheRequest
 from manager.cache_set import CacheSet, padded
 from manager.digests import BlockDigests, DigestMemo
 from manager.errors import LogicError
+from manager.forking import Shared, find_shared
 from manager.geometry import CacheGeometry
 from manager.ids import RequestId, ReuseScope
 from manager.kv_cache import KVCache
@@ -119,6 +120,29 @@ class RequestCaches:
         Raises:
             LogicError: an encoder input that this geometry has no place for.
         """
+        caches = self._new_set(request, limit)
+        primary, cross = caches.primary, caches.cross
+        partial = partial and self._partial_reuse
+        costs = primary.claim_prefix(request.token_ids, limit if self._reuse else 0, partial=partial and self._reuse)
+        if cross is not None and self._reuse:
+            costs = [a + b for a, b in zip(costs, cross.claim_whole(caches.encoder_token_ids), strict=True)]
+        return caches, costs
+
+    def find_shared(self, source: CacheSet, num_tokens: int) -> Shared | None:
+        """What a fork of an active set would share; None where it cannot be, see `forking.find_shared`."""
+        if source.cross is not None:
+            return None
+        return find_shared(self._storage, self._geometry, source.primary, num_tokens, reuse=self._reuse)
+
+    def open_fork(self, request: CacheRequest, source: CacheSet, shared: Shared) -> tuple[CacheSet, list[int]]:
+        """Make a set that begins with what `find_shared` found; returns as `open`."""
+        caches = self._new_set(request, len(request.token_ids))
+        # The source has hashed these blocks already.
+        caches.primary.digests.known = source.primary.digests
+        return caches, caches.primary.claim_shared(shared)
+
+    def _new_set(self, request: CacheRequest, limit: int) -> CacheSet:
+        """An empty set with its seat: an index slot, and the adapter."""
         digests = self._digests.of(request, limit)
         primary = KVCache(
             request.request_id, digests, self._geometry.chain, self._geometry, self._storage, self._journal
@@ -132,11 +156,7 @@ class RequestCaches:
         self._journal.push((self._remove, (request.request_id,)))
         if caches.adapter_id is not None:
             self.adapters.pin(caches.adapter_id)
-        partial = partial and self._partial_reuse
-        costs = primary.claim_prefix(request.token_ids, limit if self._reuse else 0, partial=partial and self._reuse)
-        if cross is not None and self._reuse:
-            costs = [a + b for a, b in zip(costs, cross.claim_whole(encoder), strict=True)]
-        return caches, costs
+        return caches
 
     def _new_cross(self, request: CacheRequest) -> tuple[Sequence[int], KVCache | None]:
         given = request.encoder_token_ids

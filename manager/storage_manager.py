@@ -156,8 +156,11 @@ class StorageManager:
         fills, locks = self.moves.copies.fills, self.pages.locks
         promoted = [page for page in pages if page in fills and locks[page] == 1]
         renamed = self.moves.unpromote(self.pool_group_of[group], promoted)
+        private = [page for page in loose if self.pages.state[page] == _PRIVATE]  # of a fork's source that has ended
         for page in (*loose, *promoted):
-            self.eviction[self.pages.store[page]].put_back(page)
+            if self.pages.state[page] == _COMMITTED:
+                self.eviction[self.pages.store[page]].put_back(page)
+        self.free(private)
         return renamed
 
     def clone(self, group: int, source: int) -> int:

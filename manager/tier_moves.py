@@ -11,12 +11,13 @@ Slots of lower tiers that this transaction frees can be taken from the next one 
 from collections.abc import Sequence
 
 from manager.eviction import EvictionController, PlannedEvictions
-from manager.page import NONE, PageTable
+from manager.page import NONE, PageState, PageTable
 from manager.pools.base import SlotCopy
 from manager.storage.copies import CopyQueue
 from manager.storage.journal import Journal
 from manager.storage.slots import SlotAllocator
 
+_COMMITTED = int(PageState.COMMITTED)
 _HEADROOM_SHARE = 8
 """One slot in so many is kept free in lower tiers."""
 
@@ -193,8 +194,14 @@ class TierMoves:
     def drop_clone(self, page: int) -> None:
         """A new page that should have started as a copy is not wanted any more, or copied from its source elsewhere."""
         source = self.copies.cancel_clone(page)
-        if self.unpin(source):
-            self._controllers[self._pages.store[source]].put_back(source)
+        if not self.unpin(source):
+            return
+        store = self._pages.store[source]
+        if self._pages.state[source] == _COMMITTED:
+            self._controllers[store].put_back(source)
+        else:  # the fork's source has ended in this plan
+            self._pages.destroy((source,))
+            self._slots[store].give((self._pages.slot[source],))
 
     def _content(self, page: int) -> tuple[int, int]:
         """Store and slot where the page's content is before the fills of this transaction."""

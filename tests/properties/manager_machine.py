@@ -31,6 +31,25 @@ class ManagerMachine(ManagerWorld):
             blocks = -(-answer.history_length // self.size)
             self.model.entries[request.name] = NaiveEntry(request, answer.history_length, blocks)
 
+    @precondition(lambda self: any(entry.history for entry in self.model.entries.values()))
+    @rule(pick=PICK, place=st.integers(0, 24), tail=st.lists(st.integers(0, 2), min_size=1, max_size=5))
+    def fork(self, pick: int, place: int, tail: list[int]) -> None:
+        """Begin as a running request does, up to any position that it has."""
+        entry = self.pick_entry(pick, suspended=True)
+        if entry is None:
+            return
+        self.enter("plan")
+        known = entry.request.token_ids
+        shared = len(known) - place % (len(known) + 1)
+        request = self.new_request([*known[:shared], *tail])
+        request.prompt_length = shared
+        answer = self.charged(lambda: self.manager.fork(entry.request, request))
+        if isinstance(answer, Grant):
+            self.model.note_grant(request.name)
+            assert answer.history_length == answer.reused_tokens == min(shared, entry.history)
+            blocks = -(-answer.history_length // self.size)
+            self.model.entries[request.name] = NaiveEntry(request, answer.history_length, blocks)
+
     @rule(tokens=TOKENS)
     def admit(self, tokens: list[int]) -> None:
         """Plan a whole context."""

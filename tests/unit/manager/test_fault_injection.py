@@ -31,7 +31,16 @@ STEPS: list[tuple[type, str]] = [
     ),
     *((EvictionController, name) for name in ("push", "add", "pop", "put_back")),
     *((PlannedEvictions, name) for name in ("evict", "send", "note_taken", "give_back")),
-    *((CopyQueue, name) for name in ("add_stage", "add_fill", "cancel_fill", "free_later", "keep_after_all")),
+    *(
+        (CopyQueue, name)
+        for name in (
+            "add_stage",
+            "add_fill",
+            "cancel_fill",
+            "free_later",
+            "keep_after_all",
+        )
+    ),
     *((BlockRadixTree, name) for name in ("find", "root", "insert_chain", "attach", "detach", "prune")),
     *(
         (StorageManager, name)
@@ -39,9 +48,21 @@ STEPS: list[tuple[type, str]] = [
     ),
     *(
         (KVCache, name)
-        for name in ("claim_prefix", "grow", "ungrow", "advance", "rewind", "reserve", "release", "suspend", "resume")
+        for name in (
+            "claim_prefix",
+            "grow",
+            "ungrow",
+            "advance",
+            "rewind",
+            "reserve",
+            "release",
+            "suspend",
+            "resume",
+        )
     ),
-    *((RequestCaches, name) for name in ("open", "close", "revert", "suspend", "resume")),
+    *((CopyQueue, name) for name in ("add_clone", "cancel_clone")),
+    (KVCache, "claim_shared"),
+    *((RequestCaches, name) for name in ("open", "open_fork", "close", "revert", "suspend", "resume")),
     *((CacheSet, name) for name in ("grow", "suspend", "resume", "reserve", "activate", "release", "set_index_slot")),
     *((AdapterPool, name) for name in ("pin", "unpin", "publish")),
     *((TierMoves, name) for name in ("take_slots", "promote", "unpromote", "move_down_held", "add_hold", "trim")),
@@ -56,6 +77,7 @@ OLD, RUNNING, RESERVED = (
     FakeRequest("res", [6] * 7),
 )
 SLEEPING, BELOW, IDLE = FakeRequest("sleep", [3] * 6), FakeRequest("below", [2] * 5), FakeRequest("idle", [1] * 8)
+FORK = FakeRequest("fork", [7] * 8, prompt_length=7)
 NEW = FakeRequest("new", [8, 8, 8, 8, 5, 5, 5, 5, 5, 5, 5, 5, 5])
 
 
@@ -165,6 +187,19 @@ def promote(manager: KVCacheManagerV2) -> None:
     assert granted(manager.prepare_context(FakeRequest("again", [2] * 5))).reused_tokens == 4
 
 
+def fork(manager: KVCacheManagerV2) -> None:
+    manager.fork(RUNNING, FORK)
+
+
+def fork_one(manager: KVCacheManagerV2) -> None:
+    granted(manager.pause_for_recompute(IDLE))
+    granted(manager.fork(RUNNING, FORK))
+
+
+def revert_fork(manager: KVCacheManagerV2) -> None:
+    manager.revert_allocate_context(FORK)
+
+
 def revert_resume(manager: KVCacheManagerV2) -> None:
     manager.revert_allocate_generation(SLEEPING)
 
@@ -205,6 +240,10 @@ def finish(manager: KVCacheManagerV2) -> None:
     manager.free_resources(RUNNING)
 
 
+def make_room(manager: KVCacheManagerV2) -> None:
+    granted(manager.pause_for_recompute(IDLE))
+
+
 def admit_and_grow(manager: KVCacheManagerV2) -> None:
     granted(manager.prepare_context(NEW))
     granted(manager.resize_context(NEW, 4))
@@ -214,10 +253,13 @@ NEEDS_GRANT: dict[Callable[[KVCacheManagerV2], object], Callable[[KVCacheManager
     revert: admit_and_grow,
     revert_resume: resume,
     revert_promote: promote,
+    fork: make_room,
+    revert_fork: fork_one,
 }
 PLAN_CALLS = [
     *(admit, grow, generate, reserve, pause, revert),
     *(suspend, resume, promote, revert_resume, revert_promote),
+    *(fork, revert_fork),
 ]
 COMPLETE_CALLS = [advance, rewind, activate, lease, end_lease, quarantine, finish]
 
