@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from configs import TRANSPORTS, DeploymentConfig, DTypeName, KernelSet, load_deployment, parse_setting, preset_names
@@ -14,6 +15,7 @@ from serving.bench.commands import add_load_benches
 from serving.chaos.command import add_options as add_chaos_options
 from serving.engine.errors import ModelError
 from serving.engine.fetch import default_cache_dir, resolve_model
+from serving.engine.hub import is_hub_id
 from serving.ray_environment import set_ray_environment
 from serving.simulation.command import add_options as add_simulate_options
 from serving.tracing.command import add_options as add_trace_options
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     presets = ", ".join(preset_names())
     parser.add_argument("--config", default="local-cpu", help=f"a YAML file or a preset: {presets}")
-    parser.add_argument("--model", help="a fetched model's name, a Hugging Face folder, or a GGUF file")
+    parser.add_argument("--model", help="a known model's name, a hub id, a Hugging Face folder, or a GGUF file")
     parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="where models are kept")
     parser.add_argument("--context-workers", type=int, help="number of prefill workers")
     parser.add_argument("--generation-workers", type=int, help="number of decode workers")
@@ -126,6 +128,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         section, key, value = parse_setting(setting)
         overrides.setdefault(section, {})[key] = value
     config = load_deployment(arguments.config, overrides)
+    if is_hub_id(config.engine.model) and not config.server.served_model_name:
+        # As its folder is named without the organisation, and clients know the whole id.
+        config = replace(config, server=replace(config.server, served_model_name=config.engine.model))
     model_folder = resolve_model(config.engine.model, arguments.cache_dir, show_progress=True)
     cluster = Cluster(config, model_folder)
     # Until the server is ready a signal ends the start at once; `start` stops what it had started.

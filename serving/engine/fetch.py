@@ -1,4 +1,4 @@
-"""Gets models: fetches a known one by name, converts a GGUF file, accepts a folder.
+"""Gets models: fetches a known one by name or any by its hub id, converts a GGUF file, accepts a folder.
 
 The heavy conversion code is imported only when something must be converted, so that asking for a
 model which is there costs milliseconds.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.engine.errors import FetchError, ModelFileError
+from serving.engine.hub import fetch_from_hub, is_hub_id
 from serving.engine.model_folder import check_model_folder, hash_file
 
 
@@ -49,16 +50,20 @@ def fetched_folder(name: str, cache_dir: Path) -> Path | None:
 
 
 def resolve_model(name_or_path: str, cache_dir: Path, *, show_progress: bool = False) -> Path:
-    """The Hugging Face folder of a known model (fetched if need be), a GGUF file, or a folder.
+    """The Hugging Face folder of a known model or hub id (fetched if need be), a GGUF file, or a folder.
 
     A GGUF file is converted once, into the cache, under the hash of its content.
 
     Raises:
         ModelFileError: the file or folder is missing, damaged or unsupported.
-        FetchError: a known model could not be downloaded.
+        FetchError: a model could not be downloaded.
     """
     if name_or_path in KNOWN_MODELS:
         folder = fetched_folder(name_or_path, cache_dir) or _fetch(name_or_path, cache_dir, show_progress=show_progress)
+        check_model_folder(folder)
+        return folder
+    if is_hub_id(name_or_path):
+        folder = fetch_from_hub(name_or_path, cache_dir)
         check_model_folder(folder)
         return folder
     path = Path(name_or_path).expanduser()
@@ -71,7 +76,9 @@ def resolve_model(name_or_path: str, cache_dir: Path, *, show_progress: bool = F
         return target
     if not path.exists():
         known = ", ".join(sorted(KNOWN_MODELS))
-        raise ModelFileError(path, f"is no file, no folder, and no known model ({known})")
+        raise ModelFileError(
+            path, f"is no file, no folder, no hub id (organisation/name), and no known model ({known})"
+        )
     check_model_folder(path)
     return path
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+from starlette.types import ASGIApp
 
 from configs import DeploymentConfig, ServerConfig, load_deployment
 from scheduler.messages import DoorNotice, ErrorKind, SubmitReply
@@ -65,6 +66,7 @@ class ServedCluster:
 
     deployment: Deployment
     frontend: Frontend
+    app: ASGIApp
     client: httpx.AsyncClient
     submissions: list[RequestSpec]
     lose_after: list[int]
@@ -113,7 +115,7 @@ async def serve(
         frontend, server or ServerConfig(), "1", wall_clock=lambda: 1.0, id_source=lambda: f"id{next(ids)}"
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", timeout=60) as client:
-        served = ServedCluster(deployment, frontend, client, endpoint.submissions, [])
+        served = ServedCluster(deployment, frontend, app, client, endpoint.submissions, [])
         pump, test = asyncio.create_task(_pump(served)), asyncio.current_task()
         assert test is not None
         # A cluster that broke answers nobody: its test must not wait for it.

@@ -1,11 +1,12 @@
-"""OpenAI's own client drives every feature against both deployments: it parses the answers, and they are equal."""
+"""OpenAI's own client drives every feature over HTTP against both deployments: it parses the answers, all equal."""
 
 from typing import Any
 
 import openai
 
 from tests.fakes.door import run_async
-from tests.fakes.served_cluster import MODEL, Serve, ServedCluster
+from tests.fakes.listening import listening
+from tests.fakes.served_cluster import MODEL, Serve
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me of the sea."}]
 TOOLS: list[Any] = [
@@ -40,12 +41,12 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"echo": True, "logprobs": 0, "max_tokens": 0},
     {"prompt": [[8, 9], [5, 6, 7]], "n": 2, "best_of": 3, "max_tokens": 6},
     {"stop": "e", "presence_penalty": 1, "extra_body": {"min_p": 0.05, "min_tokens": 3, "repetition_penalty": 1.2}},
+    {"stop": ["e", "s"], "extra_body": {"include_stop_str_in_output": True, "top_k": 30}},
+    {"prompt": ["the sea", "the river"], "n": 2, "logprobs": 1, "user": "somebody"},
+    {"prompt": [8, 9, 10], "temperature": 0, "extra_body": {"ignore_eos": True, "priority": 3}},
+    {"prompt": ["the sea", "the river"], "echo": True, "logprobs": 1, "max_tokens": 4},
+    {"top_p": 0.7, "frequency_penalty": 1.5, "logit_bias": {"104": 5}, "extra_body": {"stop_token_ids": [105, 106]}},
 ]
-
-
-def _client(cluster: ServedCluster) -> openai.AsyncOpenAI:
-    door: Any = cluster.client  # of the app itself, without a socket
-    return openai.AsyncOpenAI(base_url="http://door/v1", api_key="none", max_retries=0, http_client=door)
 
 
 async def _drive(client: openai.AsyncOpenAI) -> list[Any]:
@@ -73,17 +74,46 @@ async def _drive(client: openai.AsyncOpenAI) -> list[Any]:
         assert last.total_tokens == chat.usage.total_tokens
         assert set(usages) == {None}
     for fields in COMPLETIONS:
-        answer = await client.completions.create(**{"model": MODEL, "prompt": "Once upon", "seed": 2, **fields})
+        asked = {"model": MODEL, "prompt": "Once upon", "seed": 2, **fields}
+        answer = await client.completions.create(**asked)
         found += [choice.model_dump() for choice in answer.choices]
+        if "best_of" not in asked:
+            await _check_streamed(client, asked, answer)
     return found
+
+
+async def _check_streamed(client: openai.AsyncOpenAI, asked: dict[str, Any], whole: Any) -> None:
+    """The pieces of a streamed completion are the whole one's text, logprobs and endings."""
+    texts = [""] * len(whole.choices)
+    reasons: list[list[str]] = [[] for _ in whole.choices]
+    scores: list[dict[str, list[Any]]] = [{} for _ in whole.choices]
+    streamed = await client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    usage = None
+    async for chunk in streamed:
+        assert usage is None, "usage comes last"
+        usage = chunk.usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] += [choice.finish_reason] if choice.finish_reason else []
+            for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+                scores[choice.index].setdefault(name, []).extend(values)
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [[choice.finish_reason] for choice in whole.choices]
+    assert scores == [choice.logprobs.model_dump() if choice.logprobs else {} for choice in whole.choices]
+    assert usage is not None
+    assert usage.total_tokens == whole.usage.total_tokens
 
 
 @run_async
 async def test_both_deployments_answer_the_client_alike(served: Serve) -> None:
     answers = []
     for mixed in (False, True):
-        async with served(mixed=mixed) as cluster:
-            answers.append(await _drive(_client(cluster)))
+        async with (
+            served(mixed=mixed) as cluster,
+            listening(cluster.app) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            answers.append(await _drive(client))
     assert answers[0] == answers[1]
     reasons = [choice["finish_reason"] for choice in answers[0]]
     assert reasons.count("tool_calls") == 2

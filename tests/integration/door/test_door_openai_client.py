@@ -7,27 +7,21 @@ from pathlib import Path
 
 import openai
 import pytest
-import uvicorn
 
 from scheduler.messages import ErrorKind
 from tests.fakes.door import MODEL, Door, eventually, open_door, run_async
+from tests.fakes.listening import listening
 
 
 @asynccontextmanager
 async def client_of(folder: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Door]]:
     """A server on a free port, inside this loop, as a door actor runs it."""
-    async with open_door(folder, context_length=4096, max_request_tokens=4096) as door:
-        server = uvicorn.Server(uvicorn.Config(door.app, port=0, log_level="warning", lifespan="off"))
-        serving = asyncio.create_task(server.serve())
-        await eventually(lambda: server.started)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    async with open_door(folder, context_length=4096, max_request_tokens=4096) as door, listening(door.app) as url:
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         try:
             yield client, door
         finally:
             await client.close()
-            server.should_exit = True
-            await serving
 
 
 @run_async

@@ -27,7 +27,10 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_nothing_has_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"gpt-9: is no file, no folder, and no known model \(smollm2-135m\)"):
+    with pytest.raises(
+        ModelFileError,
+        match=r"gpt-9: is no file, no folder, no hub id \(organisation/name\), and no known model \(smollm2-135m\)",
+    ):
         resolve_model("gpt-9", tmp_path)
 
 
