@@ -170,8 +170,8 @@ class RequestCaches:
             )
             raise LogicError(msg)
         encoder = padded(given, self._geometry.tokens_per_block)
-        # The encoder sees its input in both directions: a block's content depends on all of it.
-        scope = ReuseScope(f"encoder {hash(tuple(encoder))} {request.reuse_scope}")
+        # The encoder sees its input in both directions: a block's content depends on all of it, and on the adapter.
+        scope = ReuseScope(f"encoder {hash(tuple(encoder))} {request.adapter_id or ''} {request.reuse_scope}")
         digests = BlockDigests(scope, self._geometry.tokens_per_block)
         cross = KVCache(request.request_id, digests, layout, self._geometry, self._storage, self._journal)
         cross.priority = request.priority

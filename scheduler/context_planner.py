@@ -141,7 +141,7 @@ class ContextPlanner:
             if end > min(chunk.start + chunk.num_tokens, len(known) - 1):
                 continue
             other = chunk.request.token_ids
-            if chunk.request.reuse_scope != newcomer.reuse_scope or other[end - 1] != known[end - 1]:
+            if other[end - 1] != known[end - 1] or not chunk.request.may_share_blocks_with(newcomer):
                 continue
             if other[:end] == known[:end]:
                 return True

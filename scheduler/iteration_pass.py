@@ -154,6 +154,8 @@ class IterationPass:
     ) -> Given | Refusal | None:
         """Attempt; when refused, push out victims one by one and attempt again (S3).
 
+        While the pages of an adapter are short, only those go who hold another one.
+
         Args:
             request: who asks.
             attempt: all or nothing, and charges the budget itself. None means that it wants nothing now.
@@ -166,12 +168,20 @@ class IterationPass:
         if not isinstance(answer, Refusal) or answer.reason is RefusalReason.NEVER_FITS:
             return answer
         mark = self.mark()
-        for victim in victims():
+        line = list(victims())
+        while isinstance(answer, Refusal):
+            victim = _first_who_helps(line, request, answer)
+            if victim is None:
+                break
+            line.remove(victim)
             self.push_out(victim)
             answer = attempt(request)
-            if answer is None:
-                break
-            if not isinstance(answer, Refusal):
-                return answer
-        self.return_to(mark)
+        if answer is None or isinstance(answer, Refusal):
+            self.return_to(mark)
         return answer
+
+
+def _first_who_helps(line: Sequence[Request], request: Request, refusal: Refusal) -> Request | None:
+    if refusal.reason is not RefusalReason.OUT_OF_ADAPTER_PAGES:
+        return line[0] if line else None
+    return next((victim for victim in line if victim.adapter_id not in {None, request.adapter_id}), None)

@@ -117,6 +117,7 @@ class KVCacheV2Scheduler:
         if not spec.prompt_token_ids:
             msg = f"{attempt_id}: the prompt is empty"
             raise InvalidRequest(msg)
+        self._refuse_members(attempt_id, spec)
         request = Request(spec, attempt_id, state, arrival=self._num_arrivals, now_s=now_s)
         context_only = self._role is WorkerRole.CONTEXT
         num_tokens = self._reckoning.final_tokens(request, context_only=context_only)
@@ -127,6 +128,18 @@ class KVCacheV2Scheduler:
         self._table.enter(request)
         self._is_idle_until_event = False
         return request
+
+    def _refuse_members(self, attempt_id: AttemptId, spec: RequestSpec) -> None:
+        """Raises InvalidRequest for an adapter or an encoder input that this deployment has no place for."""
+        if spec.adapter_id is not None and spec.adapter_id not in self._shape.adapters.pages:
+            msg = f"{attempt_id}: this worker has no adapter {spec.adapter_id}"
+            raise InvalidRequest(msg)
+        if len(spec.encoder_token_ids) > self._shape.max_encoder_tokens:
+            msg = (
+                f"{attempt_id}: {len(spec.encoder_token_ids)} encoder tokens, this worker has room for "
+                f"{self._shape.max_encoder_tokens}"
+            )
+            raise InvalidRequest(msg)
 
     # -- outcomes between steps ------------------------------------------------------------------------
 

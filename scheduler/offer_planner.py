@@ -7,7 +7,7 @@ from scheduler.admission import TransferWindow
 from scheduler.iteration_pass import IterationPass
 from scheduler.output import OLDER_REQUEST_WAITS, Deferral
 from scheduler.policy import PageReckoning
-from scheduler.request import Request
+from scheduler.request import Request, WithDrafts
 from scheduler.request_table import Offer, RequestTable
 
 
@@ -76,6 +76,9 @@ class OfferPlanner:
         plan, request = self._plan, offer.request
         mark = plan.mark()
         answer = plan.manager.prepare_disagg_gen_init(request)
+        if isinstance(answer, Refusal) and answer.reason is RefusalReason.NEVER_FITS and request.num_draft_tokens:
+            # It runs here without drafts; only with them it is larger than the pool.
+            answer = plan.manager.prepare_disagg_gen_init(WithDrafts(request, 0))
         if isinstance(answer, Refusal):
             if answer.reason is RefusalReason.NEVER_FITS:
                 plan.fail(request, answer)

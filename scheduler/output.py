@@ -92,11 +92,13 @@ class DrawnToken:
         token_id: the token drawn after everything accepted.
         finish_reason: set when `token_id` is the request's last.
         accepted_token_ids: drafts that equal what was drawn at their positions, before `token_id`.
+        draft_lag: 1 when the draft's layers have not computed the last position of the step yet, else 0 (M4).
     """
 
     token_id: int
     finish_reason: FinishReason | None = None
     accepted_token_ids: tuple[int, ...] = ()
+    draft_lag: int = 0
 
 
 @dataclass(frozen=True, slots=True)

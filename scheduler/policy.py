@@ -5,11 +5,11 @@ whoever is earlier in it is never a victim of whoever is later.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from configs import SchedulerConfig, SchedulingPolicy
-from manager import CacheGeometry, PageLocation, PoolGroupId, TierLevel
+from manager import AdapterId, AdapterSizes, CacheGeometry, CacheMember, PageLocation, PoolGroupId, TierLevel
 from scheduler.request import Request
 from scheduler.states import AttemptState
 
@@ -54,14 +54,18 @@ class LayerGroupShape:
         pool_group: where its pages come from; one page per block.
         max_blocks: most blocks that one request keeps there (a window); None for every block.
         page_bytes: of one page.
+        is_cross: it keeps encoder output: whole from the first chunk on, and never more.
     """
 
     pool_group: PoolGroupId
     max_blocks: int | None = None
     page_bytes: int = 0
+    is_cross: bool = False
 
-    def num_blocks(self, num_blocks: int) -> int:
-        """Blocks kept of a request that has `num_blocks`."""
+    def num_blocks(self, num_blocks: int, num_encoder_blocks: int = 0) -> int:
+        """Blocks kept of a request that has `num_blocks`, and of its encoder input."""
+        if self.is_cross:
+            return num_encoder_blocks
         return num_blocks if self.max_blocks is None else min(num_blocks, self.max_blocks)
 
 
@@ -74,16 +78,22 @@ class CacheShape:
         layer_groups: what each keeps of a request.
         total_pages: device pages of each pool group.
         max_request_tokens: positions that one request alone can have here.
+        max_encoder_tokens: longest encoder input; 0 without layers for it.
+        draft_padding_tokens: positions that a drafting step may write beyond its drafts.
+        adapters: pages of adapters, and of the pool that they share.
     """
 
     tokens_per_block: int
     layer_groups: tuple[LayerGroupShape, ...]
     total_pages: Mapping[PoolGroupId, int]
     max_request_tokens: int
+    max_encoder_tokens: int = 0
+    draft_padding_tokens: int = 0
+    adapters: AdapterSizes = field(default_factory=AdapterSizes)
 
     @classmethod
-    def of(cls, geometry: CacheGeometry) -> "CacheShape":
-        """The sizes of a manager with this geometry."""
+    def of(cls, geometry: CacheGeometry, adapters: AdapterSizes | None = None) -> "CacheShape":
+        """The sizes of a manager with this geometry and these adapters."""
         size = geometry.tokens_per_block
         groups = []
         for group in geometry.layer_groups:
@@ -91,12 +101,21 @@ class CacheShape:
             if group.window is not None:
                 # A window that is not aligned to blocks touches one block more; sinks stay beside it.
                 most = -(-(group.window - 1) // size) + 1 + -(-group.num_sink_tokens // size)
-            groups.append(LayerGroupShape(group.pool_group_id, most, group.page_bytes))
+            is_cross = group.member is CacheMember.CROSS
+            groups.append(LayerGroupShape(group.pool_group_id, most, group.page_bytes, is_cross))
         totals = {
             pool.pool_group_id: geometry.num_slots(TierLevel.DEVICE, pool.pool_group_id)
             for pool in geometry.pool_groups
         }
-        return cls(size, tuple(groups), totals, geometry.max_request_tokens)
+        return cls(
+            size,
+            tuple(groups),
+            totals,
+            geometry.max_request_tokens,
+            geometry.max_encoder_tokens,
+            geometry.draft_padding_tokens,
+            adapters or AdapterSizes(),
+        )
 
     def num_bytes(self, pages: Iterable[PageLocation]) -> int:
         """Bytes of these pages."""
@@ -145,7 +164,9 @@ class PageReckoning:
         for request in requests:
             # An offer is given the place of its first decode step with its prompt (C1b).
             ahead = 1 if request.state in _NOT_YET_ACTIVE else 0
-            placed = len(request.token_ids) + ahead + request.num_draft_tokens
+            placed = len(request.token_ids) + ahead
+            if request.num_draft_tokens:
+                placed += request.num_draft_tokens + shape.draft_padding_tokens
             now = shape.num_blocks(placed)
             last = shape.num_blocks(self.final_tokens(request, context_only=False))
             for group in shape.layer_groups:
@@ -153,16 +174,22 @@ class PageReckoning:
         return pages
 
     def fits_worst_case(self, admitted: Iterable[Request], newcomer: Request, *, context_only: bool) -> bool:
-        """Whether all could reach their last token side by side (GUARANTEED_NO_EVICT only).
+        """Whether all could reach their last token side by side (GUARANTEED_NO_EVICT only), adapters included.
 
-        Sharing is not counted: a shared page may have to be kept by either.
+        Sharing of pages is not counted: a shared page may have to be kept by either.
         """
         if not self._no_evict:
             return True
         shape = self._shape
         pages = dict.fromkeys(shape.total_pages, 0)
+        adapters: set[AdapterId] = set()
         for request in chain(admitted, (newcomer,)):
             blocks = shape.num_blocks(self.final_tokens(request, context_only=context_only))
+            encoder_blocks = shape.num_blocks(len(request.encoder_token_ids))
             for group in shape.layer_groups:
-                pages[group.pool_group] += group.num_blocks(blocks)
+                pages[group.pool_group] += group.num_blocks(blocks, encoder_blocks)
+            if request.adapter_id is not None:
+                adapters.add(request.adapter_id)
+        if sum(shape.adapters.pages[adapter] for adapter in adapters) > shape.adapters.num_pages:
+            return False
         return all(count <= shape.total_pages[group] for group, count in pages.items())

@@ -87,13 +87,22 @@ class Request:
 
     @property
     def adapter_id(self) -> AdapterId | None:
-        """LoRA is not served yet."""
-        return None
+        """The request's own."""
+        return self.spec.adapter_id
 
     @property
     def encoder_token_ids(self) -> Sequence[int]:
-        """Encoder-decoder models are not served yet."""
-        return ()
+        """The request's own."""
+        return self.spec.encoder_token_ids
+
+    def may_share_blocks_with(self, other: "Request") -> bool:
+        """Whether equal tokens have equal keys and values: these depend on the adapter and the encoder's input, too."""
+        mine, theirs = self.spec, other.spec
+        return (
+            self.reuse_scope == other.reuse_scope
+            and mine.adapter_id == theirs.adapter_id
+            and mine.encoder_token_ids == theirs.encoder_token_ids
+        )
 
     @property
     def priority(self) -> int:

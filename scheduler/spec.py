@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from manager import AdapterId
+
 RequestUid = NewType("RequestUid", str)
 """The door's name for one choice of one API request; the same over every attempt."""
 AttemptId = NewType("AttemptId", str)
@@ -133,6 +135,8 @@ class RequestSpec:
         priority: higher first.
         is_continuation: the door submits it again; it was admitted before.
         reuse_scope: KV blocks are shared only within one scope.
+        adapter_id: the LoRA adapter that it runs with.
+        encoder_token_ids: what the encoder reads, as ids that stand for it; empty without an encoder.
     """
 
     uid: RequestUid
@@ -144,3 +148,5 @@ class RequestSpec:
     priority: int = 0
     reuse_scope: str = ""
     is_continuation: bool = False
+    adapter_id: AdapterId | None = None
+    encoder_token_ids: tuple[int, ...] = ()

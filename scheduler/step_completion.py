@@ -71,9 +71,11 @@ class StepCompletion:
         advance = self._manager.advance
         with TransactionScope(self._manager.begin_complete()):
             for chunk in chunks:
-                advance(chunk.request, chunk.num_tokens)
+                lag = drawn[chunk.request.request_id].draft_lag if chunk.is_last else 0
+                advance(chunk.request, chunk.num_tokens, lag)
             for request in generations:
-                advance(request, 1 + len(drawn[request.request_id].accepted_token_ids))
+                token = drawn[request.request_id]
+                advance(request, 1 + len(token.accepted_token_ids), token.draft_lag)
             for request, _, event in drawing:
                 if event is AttemptEvent.TOKEN:
                     continue

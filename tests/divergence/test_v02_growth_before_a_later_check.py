@@ -30,7 +30,7 @@ def test_a_thousand_refused_growths_take_no_capacity() -> None:
     for _ in range(1000):
         output = scene.worker.schedule()
         assert not output.contexts
-        scene.worker.scheduler.abandon(output, 0.0)
+        scene.worker.abandon(output)
         output.generations[0].failed_steps = 0
         snapshots.append(scene.worker.manager.snapshot())
     assert snapshots[-1] == snapshots[0]

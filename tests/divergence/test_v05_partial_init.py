@@ -40,7 +40,7 @@ def test_a_thousand_deferred_inits_take_nothing() -> None:
         scene.worker.offer(offer)
         output = scene.worker.schedule()
         assert len(output.deferred) == 1
-        scene.worker.scheduler.abandon(output, 0.0)
+        scene.worker.abandon(output)
         output.generations[0].failed_steps = 0
     assert scene.worker.manager.snapshot() == held
 

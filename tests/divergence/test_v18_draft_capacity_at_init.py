@@ -4,7 +4,6 @@ from manager import Grant, PoolGroupId
 from scheduler.messages import WorkerRole
 from tests.divergence.faults import Scene, fault_at_every_call, make_scene, pass_of
 from tests.fakes.attempts import make_spec
-from tests.fakes.iteration_worker import FIRST_TOKEN_ELSEWHERE
 
 GROUP = PoolGroupId(0)
 
@@ -23,7 +22,7 @@ def test_the_reservation_holds_the_first_drafts_and_activation_takes_nothing_new
     [request] = scene.worker.step().reserved
     assert manager.availability().pages[GROUP] == 8 - 4
     held = manager.availability()
-    scene.worker.scheduler.on_received(request.request_id, FIRST_TOKEN_ELSEWHERE, 0.0)
+    scene.worker.receive(request)
     assert manager.availability() == held
     output = scene.worker.schedule()
     assert output.draft_lengths == (6,)
@@ -62,6 +61,6 @@ def test_a_fault_at_init_or_at_activation_leaves_nothing() -> None:
 
     def activate(scene: Scene) -> object:
         request = scene.worker.scheduler.running[0]
-        return scene.worker.scheduler.on_received(request.request_id, FIRST_TOKEN_ELSEWHERE, 0.0)
+        return scene.worker.receive(request)
 
     assert fault_at_every_call(build_reserved, activate) == ["begin_complete", "activate_disagg_gen", "commit"]

@@ -28,7 +28,7 @@ def test_history_stays_and_the_next_pass_plans_the_same_step(role: WorkerRole) -
     scene = build(role)
     first = scene.worker.schedule()
     planned = scene.worker.manager.snapshot()
-    scene.worker.scheduler.abandon(first, 0.0)
+    scene.worker.abandon(first)
     assert scene.worker.manager.snapshot() == planned
     second = scene.worker.schedule()
     assert (second.contexts, second.generations) == (first.contexts, first.generations)
@@ -41,17 +41,17 @@ def test_history_stays_and_the_next_pass_plans_the_same_step(role: WorkerRole) -
 def test_a_failed_step_changes_no_token(role: WorkerRole) -> None:
     plain, disturbed = build(role), build(role)
     plain.worker.settle()
-    disturbed.worker.scheduler.abandon(disturbed.worker.schedule(), 0.0)
+    disturbed.worker.abandon(disturbed.worker.schedule())
     disturbed.worker.settle()
     assert disturbed.worker.tokens == plain.worker.tokens
 
 
 def test_the_second_failure_in_a_row_fails_the_steps_requests_and_frees_them() -> None:
     scene = build()
-    scene.worker.scheduler.abandon(scene.worker.schedule(), 0.0)
+    scene.worker.abandon(scene.worker.schedule())
     output = scene.worker.schedule()
     members = {*output.generations, *(chunk.request for chunk in output.contexts)}
-    abandoned = scene.worker.scheduler.abandon(output, 0.0)
+    abandoned = scene.worker.abandon(output)
     assert set(abandoned.failed) == members
     assert {request.state for request in members} == {AttemptState.FAILED}
     assert scene.worker.manager.stats().index_slots_free == 4
@@ -80,13 +80,13 @@ def test_a_fault_while_completing_leaves_the_step_open_and_everything_in_place(r
 def test_a_fault_while_abandoning_leaves_the_step_open(role: WorkerRole) -> None:
     def build_failing() -> Scene:
         scene = build(role)
-        scene.worker.scheduler.abandon(scene.worker.schedule(), 0.0)
+        scene.worker.abandon(scene.worker.schedule())
         scene.worker.schedule()
         return scene
 
     def abandon(scene: Scene) -> object:
         output = scene.worker.scheduler._open_output
         assert output is not None
-        return scene.worker.scheduler.abandon(output, 0.0)
+        return scene.worker.abandon(output)
 
     assert "free_resources" in fault_at_every_call(build_failing, abandon)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from manager import Epoch, LeaseId, WorkerName
+from manager import AdapterId, Epoch, LeaseId, WorkerName
 from scheduler.messages import Handoff
 from scheduler.request import Request
 from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid, SamplingParams, StopParams
@@ -20,13 +20,15 @@ class PlainTicket:
     total_bytes: int
 
 
-def make_spec(
+def make_spec(  # noqa: PLR0913 -- the knobs of a test
     name: str,
     prompt: int | tuple[int, ...] = 8,
     *,
     max_tokens: int = 8,
     priority: int = 0,
     accepted: tuple[int, ...] = (),
+    adapter: str | None = None,
+    encoder: tuple[int, ...] = (),
 ) -> RequestSpec:
     """A spec; a prompt given as a length gets token ids that no other name shares."""
     if isinstance(prompt, int):
@@ -40,6 +42,8 @@ def make_spec(
         stop=StopParams(max_tokens=max_tokens),
         accepted_token_ids=accepted,
         priority=priority,
+        adapter_id=None if adapter is None else AdapterId(adapter),
+        encoder_token_ids=encoder,
     )
 
 

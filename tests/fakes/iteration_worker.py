@@ -1,23 +1,25 @@
-"""A worker without an engine: the real iteration scheduler over a real manager, and tokens made up by rule.
+"""A worker without an engine: the real iteration scheduler over a real manager and real pages; tokens by rule.
 
-The token that a request draws at a position is a function of its name and the position only, so that two
-runs of one request can be compared whatever happened to it in between.
+A step reads all that its requests have computed and writes what the engine would (`StepContents`). The token
+that a request draws at a position is a function of its name and the position only, so that two runs of one
+request can be compared whatever happened to it in between.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from configs import SchedulerConfig
-from manager import KVCacheManager, KVCacheManagerV2, LeaseId
+from manager import CacheMember, KVCacheManager, KVCacheManagerV2, LeaseId, PageLease, RequestId
 from scheduler.admission import TransferWindow
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.messages import Handoff, WorkerRole
-from scheduler.output import CompletedStep, DrawnToken, SchedulerOutput
+from scheduler.output import AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
 from scheduler.request import Request
 from scheduler.spec import AttemptId, FinishReason, RequestSpec
 from scheduler.states import AttemptEvent, AttemptState
 from tests.fakes.attempts import make_handoff
-from tests.fakes.small_cache import make_manager, shape_of
+from tests.fakes.small_cache import PRIMARY_ONLY, Members, make_cache, shape_of
+from tests.fakes.step_contents import StepContents
 
 FIRST_TOKEN_ELSEWHERE = 7
 
@@ -33,8 +35,10 @@ class IterationWorker:
 
     manager: KVCacheManagerV2
     scheduler: KVCacheV2Scheduler
+    contents: StepContents
     outputs: list[SchedulerOutput] = field(default_factory=list)
     leases: dict[str, LeaseId] = field(default_factory=dict)
+    leased: dict[LeaseId, tuple[PageLease, Request, tuple[int, ...]]] = field(default_factory=dict)
     finished: list[Request] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
 
@@ -51,6 +55,10 @@ class IterationWorker:
         """One pass; the step stays open."""
         output = self.scheduler.schedule(0.0)
         self.outputs.append(output)
+        assert self.manager.finish_fills() == ()
+        for request in output.reserved:
+            self.contents.begin_transfer(self.manager, request.request_id)
+        self.contents.read_on()
         return output
 
     def complete(self, output: SchedulerOutput, *, accept: int = 0) -> CompletedStep:
@@ -62,15 +70,51 @@ class IterationWorker:
         """
         drawers = [(chunk.request, 0) for chunk in output.contexts if chunk.is_last]
         drawers += zip(output.generations, output.draft_lengths, strict=True)
-        drawn = {request.request_id: _draw(request, min(accept, length)) for request, length in drawers}
+        lags = any(group.member is CacheMember.DRAFT for group in self.manager.geometry.layer_groups)
+        drawn = {request.request_id: _draw(request, min(accept, length), length, lags) for request, length in drawers}
+        self._compute(output, drawn)
         completed = self.scheduler.complete(output, drawn, 0.0)
         for request, position, token in completed.tokens:
             kept = self.tokens.setdefault(str(request.attempt_id), [])
             assert position == len(request.spec.accepted_token_ids) + self.num_received_elsewhere(request) + len(kept)
             kept.append(token.token_id)
         self.leases.update({str(request.attempt_id): lease.lease_id for request, lease in completed.leases})
+        self.leased.update(
+            {lease.lease_id: (lease, request, tuple(request.token_ids)) for request, lease in completed.leases}
+        )
         self.finished.extend(completed.finished)
         return completed
+
+    def _compute(self, output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken]) -> None:
+        """Read every history of the step, then write its positions; rejected drafts leave garbage."""
+        for chunk in output.contexts:
+            if not chunk.request.is_terminal:
+                self._write(chunk.request, chunk.request.token_ids, chunk.num_tokens, 0)
+        for request, num_drafts in zip(output.generations, output.draft_lengths, strict=True):
+            if not request.is_terminal:
+                accepted = drawn[request.request_id].accepted_token_ids
+                num_rejected = num_drafts - len(accepted)
+                self._write(request, [*request.token_ids, *accepted], 1 + len(accepted), num_rejected)
+
+    def _write(self, request: Request, tokens: Sequence[int], num_tokens: int, num_rejected: int) -> None:
+        manager, contents = self.manager, self.contents
+        start = manager.history_length(request.request_id)
+        contents.check(manager, request, tokens)
+        contents.write(manager, request, tokens, range(start, start + num_tokens))
+        rejected = range(start + num_tokens, start + num_tokens + num_rejected)
+        contents.spoil(manager, request, rejected, with_encoder=False)
+
+    def abandon(self, output: SchedulerOutput) -> AbandonedStep:
+        """The step fails after it has written garbage wherever it was allowed to."""
+        spans = [(chunk.request, chunk.num_tokens) for chunk in output.contexts]
+        spans += [
+            (request, 1 + drafts) for request, drafts in zip(output.generations, output.draft_lengths, strict=True)
+        ]
+        for request, num_tokens in spans:
+            if not request.is_terminal:
+                start = self.manager.history_length(request.request_id)
+                self.contents.spoil(self.manager, request, range(start, start + num_tokens), with_encoder=True)
+        return self.scheduler.abandon(output, 0.0)
 
     def num_received_elsewhere(self, request: Request) -> int:
         """1 when its first token came with a handoff, else 0."""
@@ -84,8 +128,23 @@ class IterationWorker:
         return output
 
     def receive(self, request: Request) -> Request | None:
-        """Its transfer arrived and is verified."""
+        """Its transfer arrived and is verified; an attempt that ended meanwhile gets nothing."""
+        if not request.is_terminal:
+            start = self.manager.history_length(request.request_id)
+            span = range(start, request.prompt_length)
+            self.contents.write(self.manager, request, request.token_ids, span)
+        self.contents.end_transfer(request.request_id)
         return self.scheduler.on_received(request.request_id, FIRST_TOKEN_ELSEWHERE, 0.0)
+
+    def lose(self, request: Request) -> Request | None:
+        """Its transfer came to nothing, and no read runs any more."""
+        self.contents.end_transfer(request.request_id)
+        return self.scheduler.on_receive_ended(request.request_id, 0.0)
+
+    def end_lease(self, lease_id: LeaseId, *, settled: bool) -> Request | None:
+        """The reader has read all that was leased, or gave up."""
+        self.contents.check_lease(*self.leased.pop(lease_id))
+        return self.scheduler.on_lease_ended(lease_id, 0.0, settled=settled)
 
     def admit_generation(self, spec: RequestSpec) -> Request:
         """Offer, reserve and receive: it decodes from the next pass on."""
@@ -103,7 +162,7 @@ class IterationWorker:
                     self.receive(request)
         self.run_until_idle()
         for name in list(self.leases):
-            self.scheduler.on_lease_ended(self.leases.pop(name), 0.0, settled=True)
+            self.end_lease(self.leases.pop(name), settled=True)
         assert not self.scheduler.running, self.scheduler.running
         assert not self.scheduler.waiting, self.scheduler.waiting
 
@@ -127,23 +186,29 @@ def make_worker(  # noqa: PLR0913 -- the knobs of a test
     config: SchedulerConfig | None = None,
     window: TransferWindow | None = None,
     wrap: Callable[[KVCacheManager], KVCacheManager] = lambda manager: manager,
+    members: Members = PRIMARY_ONLY,
 ) -> IterationWorker:
     """A worker with blocks of 4 tokens; `wrap` puts something between scheduler and manager."""
-    manager = make_manager(
-        num_pages=num_pages, max_sequences=max_sequences, host_pages=host_pages, resume_watermark=resume_watermark
+    manager, contents = make_cache(
+        num_pages=num_pages,
+        max_sequences=max_sequences,
+        host_pages=host_pages,
+        resume_watermark=resume_watermark,
+        members=members,
     )
     used = SchedulerConfig(max_num_tokens=32, max_batch_size=min(max_sequences, num_pages), chunk_unit_tokens=4)
     scheduler = KVCacheV2Scheduler(
-        used if config is None else config, wrap(manager), role, shape_of(manager), window=window
+        used if config is None else config, wrap(manager), role, shape_of(manager, members), window=window
     )
-    return IterationWorker(manager, scheduler)
+    return IterationWorker(manager, scheduler, contents)
 
 
 def _attempt(spec: RequestSpec) -> AttemptId:
     return AttemptId(spec.uid.removeprefix("uid-"))
 
 
-def _draw(request: Request, num_accepted: int) -> DrawnToken:
+def _draw(request: Request, num_accepted: int, num_drafts: int, lags: bool) -> DrawnToken:
+    """After a step whose drafts are all accepted, the draft has not computed the last of them itself."""
     first = request.num_generated
     position = min(first + num_accepted, max(first, request.spec.stop.max_tokens - 1))
     is_last = position + 1 >= request.spec.stop.max_tokens
@@ -152,4 +217,5 @@ def _draw(request: Request, num_accepted: int) -> DrawnToken:
         drawn_token(name, position),
         FinishReason.LENGTH if is_last else None,
         accepted_token_ids=tuple(drawn_token(name, accepted) for accepted in range(first, position)),
+        draft_lag=int(lags and position - first == num_drafts > 0),
     )

@@ -8,6 +8,7 @@ the rule, and nothing is held.
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar
 
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from configs import SchedulerConfig, SchedulingPolicy
 from configs.scheduling import ChunkingPolicy
-from manager import LeaseId
+from manager import CacheConfigError, LeaseId
 from scheduler.admission import TransferAdmission
 from scheduler.errors import RequestTooLarge
 from scheduler.messages import WorkerRole
@@ -24,6 +25,7 @@ from scheduler.request import Request
 from tests.fakes.attempts import make_spec
 from tests.fakes.call_log import CallLog, Injected
 from tests.fakes.iteration_worker import IterationWorker, drawn_token, make_worker
+from tests.fakes.small_cache import Members, make_cache
 
 PICK = st.integers(0, 1 << 20)
 WINDOW_BYTES = 2500
@@ -37,6 +39,7 @@ class Sizes:
     max_sequences: int
     host_pages: int
     resume_watermark: float
+    members: Members
     config: SchedulerConfig
 
 
@@ -57,7 +60,17 @@ def sizes(draw: st.DrawFn) -> Sizes:
         fresh_generation_first=draw(st.booleans()),
     )
     return Sizes(
-        num_pages, max_sequences, draw(st.sampled_from([0, 0, 3, 20])), draw(st.sampled_from([1.0, 0.4])), config
+        num_pages,
+        max_sequences,
+        host_pages=draw(st.sampled_from([0, 0, 3, 20])),
+        resume_watermark=draw(st.sampled_from([1.0, 0.4])),
+        members=Members(
+            draft=draw(st.booleans()),
+            draft_padding=draw(st.integers(0, 2)),
+            cross=draw(st.booleans()),
+            adapter_pages=draw(st.sampled_from([0, 2, 3, 4])),
+        ),
+        config=config,
     )
 
 
@@ -72,6 +85,8 @@ class Arrival:
     priority: int
     drafts: int
     is_offer: bool
+    adapter: str | None
+    encoder: int
 
 
 def arrivals() -> st.SearchStrategy[Arrival]:
@@ -85,6 +100,8 @@ def arrivals() -> st.SearchStrategy[Arrival]:
         priority=st.integers(-1, 2),
         drafts=st.integers(0, 4),
         is_offer=st.booleans(),
+        adapter=st.sampled_from([None, None, "a", "b", "c"]),
+        encoder=st.sampled_from([0, 0, 1, 3, 4, 8]),
     )
 
 
@@ -111,10 +128,11 @@ class IterationMachine(RuleBasedStateMachine):
         self.window = TransferAdmission(WINDOW_BYTES)
         self.worker = make_worker(
             role,
-            num_pages=chosen.num_pages,
+            num_pages=self._least_pages(chosen),
             max_sequences=chosen.max_sequences,
             host_pages=chosen.host_pages,
             resume_watermark=chosen.resume_watermark,
+            members=chosen.members,
             config=chosen.config,
             window=self.window,
             wrap=wrap,
@@ -130,6 +148,17 @@ class IterationMachine(RuleBasedStateMachine):
         self.num_arrived = 0
         self.num_refused = 0
         self.was_refused = False
+
+    @staticmethod
+    def _least_pages(chosen: Sizes) -> int:
+        """The chosen number of pages, or the smallest that a cache with these members is accepted with."""
+        for num_pages in count(chosen.num_pages):
+            try:
+                make_cache(num_pages=num_pages, max_sequences=chosen.max_sequences, members=chosen.members)
+            except CacheConfigError:
+                continue
+            return num_pages
+        raise AssertionError
 
     # -- arrivals ------------------------------------------------------------------------------------
 
@@ -150,14 +179,22 @@ class IterationMachine(RuleBasedStateMachine):
             1 + arrival.shared if position < 5 + 4 * arrival.shared else position * 7 + self.num_arrived
             for position in range(prompt)
         )
-        spec = make_spec(name, tokens, max_tokens=max_tokens, priority=arrival.priority)
+        members = self.sizes.members
+        spec = make_spec(
+            name,
+            tokens,
+            max_tokens=max_tokens,
+            priority=arrival.priority,
+            adapter=arrival.adapter if members.adapter_pages else None,
+            encoder=tuple(range(arrival.encoder)) if members.cross else (),
+        )
         self.num_arrived += 1
         try:
             request = self.worker.offer(spec) if is_offer else self.worker.context(spec)
         except RequestTooLarge:
             assert self._could_never_fit(prompt, max_tokens)
             return
-        request.num_draft_tokens = 0 if is_offer else arrival.drafts
+        request.num_draft_tokens = arrival.drafts
         self.live[name] = request
 
     def _could_never_fit(self, prompt: int, max_tokens: int) -> bool:
@@ -179,7 +216,7 @@ class IterationMachine(RuleBasedStateMachine):
         """The engine raises."""
         output = self._pass()
         if output.has_step:
-            for request in self.worker.scheduler.abandon(output, 0.0).failed:
+            for request in self.worker.abandon(output).failed:
                 self._ended(request)
 
     @precondition(lambda self: self.live)
@@ -289,6 +326,7 @@ class IterationMachine(RuleBasedStateMachine):
         manager = self.worker.manager
         assert dict(manager.availability().pages) == dict(self.worker.scheduler._shape.total_pages)
         assert manager.availability().index_slots == self.sizes.max_sequences
+        assert manager.availability().adapter_pages == self.sizes.members.adapter_pages
         assert self.window.taken_bytes == 0
         assert not self.worker.scheduler.has_work
 
@@ -324,11 +362,11 @@ class IterationMachine(RuleBasedStateMachine):
     def _end_receive(self, request: Request, *, succeeds: bool) -> None:
         if succeeds:
             assert (self.worker.receive(request) is None) == request.is_terminal
-        elif self.worker.scheduler.on_receive_ended(request.request_id, 0.0) is request:
+        elif self.worker.lose(request) is request:
             self._ended(request)
 
     def _end_lease(self, lease_id: LeaseId, *, settled: bool) -> None:
-        request = self.worker.scheduler.on_lease_ended(lease_id, 0.0, settled=settled)
+        request = self.worker.end_lease(lease_id, settled=settled)
         assert request is not None
         if request.attempt_id in self.live:
             self._ended(request)

@@ -61,6 +61,17 @@ def test_encoder_output_is_reused_whole_or_not_at_all() -> None:
     manager.audit()
 
 
+def test_encoder_output_of_another_adapter_is_not_reused() -> None:
+    manager = make_set_manager()
+    compute_context(manager, full("r", adapter="a"))
+    free(manager, full("r"))
+    plan = manager.begin_plan()
+    granted(manager.prepare_context(full("other", adapter="b")))
+    assert manager.needs_encoder(full("other").request_id)
+    plan.rollback()
+    manager.audit()
+
+
 def test_a_refused_growth_of_one_member_leaves_the_others_alone() -> None:
     manager = make_set_manager(num_slots=9, max_sequences=3)
     compute_context(manager, full("r"))  # eight of nine pages

@@ -68,7 +68,7 @@ def test_a_failed_step_moves_no_history_and_its_requests_run_again() -> None:
     second = worker.context(make_spec("second", 6))
     output = worker.schedule()
     before = worker.manager.snapshot()
-    abandoned = worker.scheduler.abandon(output, 0.0)
+    abandoned = worker.abandon(output)
     assert set(abandoned.retried) == {first, second}
     assert not abandoned.failed
     assert worker.manager.snapshot() == before
@@ -80,8 +80,8 @@ def test_a_failed_step_moves_no_history_and_its_requests_run_again() -> None:
 def test_a_request_fails_when_its_steps_fail_too_often_in_a_row() -> None:
     worker = make_worker()
     request = worker.context(make_spec("x", 6))
-    worker.scheduler.abandon(worker.schedule(), 0.0)
-    abandoned = worker.scheduler.abandon(worker.schedule(), 0.0)
+    worker.abandon(worker.schedule())
+    abandoned = worker.abandon(worker.schedule())
     assert abandoned.failed == (request,)
     assert state_of(request) is AttemptState.FAILED
     assert not worker.manager.has_cache(request.request_id)
@@ -91,9 +91,9 @@ def test_a_request_fails_when_its_steps_fail_too_often_in_a_row() -> None:
 def test_a_successful_step_forgives_an_earlier_failure() -> None:
     worker = make_worker()
     worker.context(make_spec("x", 6))
-    worker.scheduler.abandon(worker.schedule(), 0.0)
+    worker.abandon(worker.schedule())
     worker.step()
-    assert not worker.scheduler.abandon(worker.schedule(), 0.0).failed
+    assert not worker.abandon(worker.schedule()).failed
 
 
 def test_a_request_cancelled_while_its_step_runs_is_passed_over() -> None:
