@@ -23,14 +23,7 @@ from manager.errors import LogicError
 from manager.events import EventLog, KVEvent
 from manager.geometry import CacheGeometry
 from manager.grants import Grant, Refusal
-from manager.ids import (
-    AdapterId,
-    Epoch,
-    IndexSlot,
-    LayerGroupId,
-    LeaseId,
-    RequestId,
-)
+from manager.ids import AdapterId, Epoch, IndexSlot, LayerGroupId, LeaseId, RequestId
 from manager.lease import HeldPages, LeaseTable, QuarantineTable
 from manager.page import NONE, PageState
 from manager.page_location import PageLease, PageLocation
