@@ -58,6 +58,8 @@ class KVCacheConfig(Section):
 
     Attributes:
         max_sequences: index slots: caches that can be active at once.
+        required_request_tokens: a worker whose pools cannot hold a request of this length refuses to start; 0: it
+            announces what they hold, and the door refuses longer ones.
         resume_watermark: a suspended cache resumes only while device use stays below this share.
         event_queue_blocks: block hashes in KV events that may wait to be taken; 0 switches KV events off.
         audit_period_s: seconds between two audits of a running worker; 0 switches them off.
@@ -69,6 +71,7 @@ class KVCacheConfig(Section):
     max_sequences: int = 64
     enable_block_reuse: bool = True
     enable_partial_reuse: bool = True
+    required_request_tokens: int = 0
     resume_watermark: float = 1.0
     event_queue_blocks: int = 0
     audit_period_s: float = 2.0
@@ -77,7 +80,7 @@ class KVCacheConfig(Section):
     def __post_init__(self) -> None:
         """Refuse bad values, and tiers in another order than device, host, disk."""
         self.require_positive("tokens_per_block", "max_sequences", "resume_watermark", "audit_max_share")
-        self.require_not_negative("audit_period_s", "event_queue_blocks")
+        self.require_not_negative("audit_period_s", "event_queue_blocks", "required_request_tokens")
         if self.resume_watermark > 1:
             msg = f"resume_watermark={self.resume_watermark} is a share of the device tier: at most 1"
             raise ValueError(msg)

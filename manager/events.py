@@ -56,9 +56,15 @@ class KVEvent:
 
 @dataclass(frozen=True, slots=True)
 class BlockChanges:
-    """What one transaction did to known blocks: their nodes with hash, root and tier; tier `_UNKNOWN` when removed."""
+    """What one transaction did to known blocks.
+
+    Attributes:
+        nodes: hash, root and tier of each node that changed; of a removed one the tier is unknown.
+        events: the same as events, removed blocks first.
+    """
 
     nodes: Mapping[int, tuple[BlockHash, int, int]]
+    events: Sequence[KVEvent]
 
 
 class EventLog:
@@ -113,13 +119,19 @@ class EventLog:
             else:
                 block_hash, root = BlockHash(self._hash[node]), self._root[node]
             changes[node] = (block_hash, root, tier)
-        return BlockChanges(changes)
+        return BlockChanges(changes, self._as_events(changes))
 
     def apply(self, changes: BlockChanges) -> None:
-        """The transaction stays: remember, and queue its events, removed blocks first."""
+        """The transaction stays: remember what it did, and queue its events. Nothing in here can fail."""
+        for node, (block_hash, root, tier) in changes.nodes.items():
+            self._tier[node], self._hash[node], self._root[node] = tier, block_hash, root
+        for event in changes.events:
+            self._push(event)
+
+    def _as_events(self, changes: Mapping[int, tuple[BlockHash, int, int]]) -> list[KVEvent]:
         grouped: dict[tuple[int, int, int], list[BlockHash]] = {}
         order = (KVEventKind.REMOVED, KVEventKind.UPDATED, KVEventKind.STORED)
-        for node, (block_hash, root, tier) in changes.nodes.items():
+        for node, (block_hash, root, tier) in changes.items():
             before = self._tier[node]
             if tier == _UNKNOWN:
                 key = (order.index(KVEventKind.REMOVED), before, root)
@@ -127,10 +139,11 @@ class EventLog:
                 kind = KVEventKind.STORED if before == _UNKNOWN else KVEventKind.UPDATED
                 key = (order.index(kind), tier, root)
             grouped.setdefault(key, []).append(block_hash)
-            self._tier[node], self._hash[node], self._root[node] = tier, block_hash, root
         scopes = self._storage.tree.scopes
-        for (rank, tier, root), hashes in sorted(grouped.items()):
-            self._push(KVEvent(order[rank], self._levels[tier], scopes[root], tuple(hashes)))
+        return [
+            KVEvent(order[rank], self._levels[tier], scopes[root], tuple(hashes))
+            for (rank, tier, root), hashes in sorted(grouped.items())
+        ]
 
     def take(self) -> tuple[KVEvent, ...]:
         """Events since the last call, oldest first; only CLEARED when there were too many."""

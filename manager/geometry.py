@@ -151,8 +151,10 @@ class CacheGeometry:
     cross: ChainLayout | None
 
     @classmethod
-    def from_model(cls, model: ModelConfig, cache: KVCacheConfig, bytes_per_element: int) -> "CacheGeometry":
-        """The layers, their windows and sinks, as `ModelConfig` describes them."""
+    def from_model(
+        cls, model: ModelConfig, cache: KVCacheConfig, bytes_per_element: int, *, chunk_tokens: int = 1
+    ) -> "CacheGeometry":
+        """The layers, their windows and sinks, as `ModelConfig` describes them; `chunk_tokens` as in `from_layers`."""
         windows = [model.window_of(n) for n in range(model.num_layers)]
         layers = [
             LayerSpec(
@@ -160,10 +162,12 @@ class CacheGeometry:
             )
             for n, window in enumerate(windows)
         ]
-        return cls.from_layers(layers, cache, bytes_per_element, max_position=model.max_position)
+        return cls.from_layers(
+            layers, cache, bytes_per_element, max_position=model.max_position, chunk_tokens=chunk_tokens
+        )
 
     @classmethod
-    def from_layers(
+    def from_layers(  # noqa: PLR0913 - what sizes depend on, each with a default
         cls,
         layers: Sequence[LayerSpec],
         cache: KVCacheConfig,
@@ -172,8 +176,12 @@ class CacheGeometry:
         max_position: int = 1 << 30,
         max_encoder_tokens: int = 0,
         draft_padding_tokens: int = 0,
+        chunk_tokens: int = 1,
     ) -> "CacheGeometry":
         """Group any mixture of layers, of the model, its draft and its cross-attention.
+
+        `chunk_tokens`: positions that the smallest step of a long context adds; a windowed layer has them all beside
+        what its window still shows, or such a context would wait for ever.
 
         Raises:
             CacheConfigError: no size can work with these quotas; names the numbers.
@@ -186,10 +194,10 @@ class CacheGeometry:
                 f"max_encoder_tokens={max_encoder_tokens}"
             )
             raise CacheConfigError(msg)
-        need = _RequestNeed(cache.tokens_per_block, max_encoder_tokens)
+        need = _RequestNeed(cache.tokens_per_block, max_encoder_tokens, chunk_tokens, cache.enable_block_reuse)
         pools = _pool_groups(groups, cache, need)
         fitting = min(need.max_tokens(pool, groups) for pool in pools)
-        return cls(
+        geometry = cls(
             tokens_per_block=cache.tokens_per_block,
             bytes_per_element=bytes_per_element,
             layer_groups=groups,
@@ -201,6 +209,9 @@ class CacheGeometry:
             chain=ChainLayout.of(groups[: len(groups) - len(cross)], len(pools)),
             cross=ChainLayout.of(cross, len(pools)) if cross else None,
         )
+        need.require_room(geometry, min(chunk_tokens, max_position), "chunk_tokens")
+        need.require_room(geometry, cache.required_request_tokens, "required_request_tokens")
+        return geometry
 
     @property
     def has_windows(self) -> bool:
@@ -276,11 +287,13 @@ class _RequestNeed:
 
     tokens_per_block: int
     max_encoder_tokens: int
+    chunk_tokens: int
+    has_reuse: bool
 
     def resident_blocks(self, group: LayerGroup, num_tokens: int) -> int:
-        """Most blocks of one group for a request of `num_tokens`, decoding token by token.
+        """Most blocks of one group for a request of `num_tokens`, computed in the smallest chunks.
 
-        A window that is not aligned to blocks touches one block more at either end.
+        The window lies behind the history, the chunk before it, and neither need be aligned to blocks.
         """
         if group.member is CacheMember.CROSS:
             return -(-self.max_encoder_tokens // self.tokens_per_block)
@@ -288,7 +301,14 @@ class _RequestNeed:
         if group.window is None:
             return blocks
         sinks = -(-group.num_sink_tokens // self.tokens_per_block)
-        return min(blocks, -(-(group.window - 1) // self.tokens_per_block) + 1 + sinks)
+        size, chunk = self.tokens_per_block, self.chunk_tokens
+        if (
+            self.has_reuse
+        ):  # pages leave as seen from the last committed block, up to `size - 1` before the history's end
+            kept = -(-(group.window - 1) // size) + -(-(size - 1 + chunk) // size)
+        else:  # as seen from one block behind the history
+            kept = -(-(group.window + chunk - 2) // size) + 2
+        return min(blocks, kept + sinks)
 
     def byte_shares(self, members: Mapping[PoolGroupId, Sequence[LayerGroup]]) -> dict[PoolGroupId, float]:
         """Split a tier's bytes by what a typical request (four of the longest window) keeps in each pool group."""
@@ -300,6 +320,23 @@ class _RequestNeed:
         }
         whole = sum(weights.values())
         return {pool: weight / whole for pool, weight in weights.items()}
+
+    def require_room(self, geometry: CacheGeometry, num_tokens: int, name: str) -> None:
+        """Refuse to start where one request of `num_tokens` has no place on the device, whatever else is there.
+
+        Raises:
+            CacheConfigError: names the setting, the pool group and the numbers.
+        """
+        for pool in geometry.pool_groups:
+            inside = [geometry.layer_groups[number] for number in pool.layer_group_ids]
+            pages = sum(self.resident_blocks(group, num_tokens) for group in inside)
+            if pages > pool.num_slots[0]:
+                msg = (
+                    f"{name}={num_tokens} takes {pages} pages of {pool.page_bytes} bytes in pool group "
+                    f"{pool.pool_group_id} ({self.tokens_per_block} tokens a block, {len(inside)} layer groups), "
+                    f"{pages * pool.page_bytes} bytes; its share of the device quota is {pool.num_slots[0]} pages"
+                )
+                raise CacheConfigError(msg)
 
     def max_tokens(self, pool: PoolGroup, groups: Sequence[LayerGroup]) -> int:
         """Longest request whose pages fit into the pool group's device slots.
@@ -316,7 +353,8 @@ class _RequestNeed:
             fixed_parts = "encoder output and windows" if self.max_encoder_tokens else "windows"
             msg = (
                 f"pool group {pool.pool_group_id}: {pool.num_slots[0]} device slots, but the {fixed_parts} of one "
-                f"request alone keep {fixed} pages, and its first block takes {growing} more"
+                f"request alone keep {fixed} pages in chunks of {self.chunk_tokens}, and its first block takes "
+                f"{growing} more"
             )
             raise CacheConfigError(msg)
         return left // growing * self.tokens_per_block if growing else 1 << 30

@@ -67,7 +67,8 @@ def build_worker(
     config = plan.config
     model = load_model_config(plan.model_folder)
     dtype = resolve_dtype(config.engine.dtype, config.engine.device)
-    geometry = CacheGeometry.from_model(model, config.cache, dtype.itemsize)
+    chunk_tokens = config.scheduler.chunk_unit_tokens
+    geometry = CacheGeometry.from_model(model, config.cache, dtype.itemsize, chunk_tokens=chunk_tokens)
     for left_behind in plan.pool_folder.glob(f"{identity.name}-*.pool"):
         # Of an earlier life that was killed. Its readers notice that the file is gone, and nothing writes it.
         left_behind.unlink()

@@ -32,6 +32,7 @@ def make_geometry(  # noqa: PLR0913 - every test wants to vary something else
     enable_block_reuse: bool = True,
     enable_partial_reuse: bool = True,
     event_queue_blocks: int = 0,
+    chunk_tokens: int = 1,
 ) -> tuple[CacheGeometry, KVCacheConfig]:
     """Sizes in slots (of all pool groups together, split by need) instead of bytes; 1 KV head, elements of 1 byte."""
     layers = make_layers(windows, num_sink_tokens=num_sink_tokens, head_dim=head_dim)
@@ -51,7 +52,7 @@ def make_geometry(  # noqa: PLR0913 - every test wants to vary something else
         enable_partial_reuse=enable_partial_reuse,
         event_queue_blocks=event_queue_blocks,
     )
-    return CacheGeometry.from_layers(layers, config, bytes_per_element=1), config
+    return CacheGeometry.from_layers(layers, config, bytes_per_element=1, chunk_tokens=chunk_tokens), config
 
 
 def make_manager(

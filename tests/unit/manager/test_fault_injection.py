@@ -7,6 +7,7 @@ import pytest
 from manager import KVCacheManagerV2, LeaseId, Tier
 from manager.adapters import AdapterPool
 from manager.cache_set import CacheSet
+from manager.events import EventLog
 from manager.eviction import EvictionController, PlannedEvictions
 from manager.kv_cache import KVCache
 from manager.lease import LeaseTable, QuarantineTable
@@ -68,6 +69,7 @@ STEPS: list[tuple[type, str]] = [
     *((TierMoves, name) for name in ("take_slots", "promote", "unpromote", "move_down_held", "add_hold", "trim")),
     *((LeaseTable, name) for name in ("add", "remove")),
     *((QuarantineTable, name) for name in ("add", "remove")),
+    *((EventLog, name) for name in ("collect", "apply")),
     *((CacheTransaction, name) for name in ("note_grant", "forget_grant", "note_stop")),
 ]
 
@@ -78,6 +80,7 @@ OLD, RUNNING, RESERVED = (
 )
 SLEEPING, BELOW, IDLE = FakeRequest("sleep", [3] * 6), FakeRequest("below", [2] * 5), FakeRequest("idle", [1] * 8)
 FORK = FakeRequest("fork", [7] * 8, prompt_length=7)
+CANCELLED = FakeRequest("cancelled", [5] * 3)
 NEW = FakeRequest("new", [8, 8, 8, 8, 5, 5, 5, 5, 5, 5, 5, 5, 5])
 
 
@@ -88,8 +91,8 @@ def faults() -> Iterator[FaultInjector]:
 
 
 def busy_manager() -> KVCacheManagerV2:
-    """Eight device slots, none free; a suspended cache and an evicted prefix in the host tier."""
-    geometry, config = make_geometry(8, host_slots=10, max_sequences=6)
+    """Nine device slots, none free; a suspended cache and an evicted prefix in the host tier."""
+    geometry, config = make_geometry(9, host_slots=10, max_sequences=6, event_queue_blocks=50)
     manager = KVCacheManagerV2(geometry, config)
     compute_context(manager, SLEEPING)
     compute_context(manager, BELOW)
@@ -104,7 +107,11 @@ def busy_manager() -> KVCacheManagerV2:
     plan = manager.begin_plan()
     granted(manager.prepare_disagg_gen_init(RESERVED))
     plan.commit()
+    plan = manager.begin_plan()
+    granted(manager.prepare_disagg_gen_init(CANCELLED))
+    plan.commit()
     complete = manager.begin_complete()
+    manager.quarantine(CANCELLED)
     manager.grant_lease(RUNNING)
     complete.commit()
     assert manager.stats().tiers[Tier.HOST].cached >= 1
@@ -236,6 +243,10 @@ def quarantine(manager: KVCacheManagerV2) -> None:
     manager.quarantine(RESERVED)
 
 
+def release_quarantine(manager: KVCacheManagerV2) -> None:
+    manager.release_quarantine(CANCELLED.request_id)
+
+
 def finish(manager: KVCacheManagerV2) -> None:
     manager.free_resources(RUNNING)
 
@@ -261,7 +272,27 @@ PLAN_CALLS = [
     *(suspend, resume, promote, revert_resume, revert_promote),
     *(fork, revert_fork),
 ]
-COMPLETE_CALLS = [advance, rewind, activate, lease, end_lease, quarantine, finish]
+COMPLETE_CALLS = [advance, rewind, activate, lease, end_lease, quarantine, release_quarantine, finish]
+
+READS = {
+    *("adapter_pages", "audit", "availability", "block_table", "capacity", "draft_lag", "has_cache"),
+    *("history_length", "index_slot", "is_suspended", "known_prefixes", "max_request_tokens", "needs_encoder"),
+    *("num_committed_tokens", "pages_to_fill", "snapshot", "stats"),
+}
+"""They change nothing."""
+DRAINS = {"take_adapter_loads", "take_kv_events"}
+"""They hand a list over, in one step."""
+WITHOUT_INNER_STEPS = {"begin_plan", "begin_complete", "close"}
+TESTED_ELSEWHERE = {"finish_fills"}
+"""In test_copy_faults: its only way to fail is a copy."""
+
+
+def test_every_public_call_that_changes_anything_has_its_faults_here() -> None:
+    public = {name for name in vars(KVCacheManagerV2) if not name.startswith("_")}
+    named = {name for call in (*PLAN_CALLS, *COMPLETE_CALLS) for name in call.__code__.co_names}
+    faulty = {name for name in public & named if callable(getattr(KVCacheManagerV2, name))}
+    assert public == faulty | READS | DRAINS | WITHOUT_INNER_STEPS | TESTED_ELSEWHERE
+    assert not faulty & (READS | DRAINS | WITHOUT_INNER_STEPS | TESTED_ELSEWHERE)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import DeviceTierConfig, KVCacheConfig, ModelConfig
-from manager import CacheConfigError, CacheGeometry, LayerId, LayerSpec, TierLevel
+from manager import CacheGeometry, LayerId, LayerSpec, TierLevel
 from tests.fakes.cache_builders import make_geometry
 
 SMOLLM2 = ModelConfig(
@@ -58,23 +58,3 @@ def test_pages_of_different_sizes_get_pools_of_their_own_within_the_quota() -> N
 def test_blocks_leave_the_window_when_no_later_query_sees_them(history: int, sinks: int, stale: range) -> None:
     geometry, _ = make_geometry(64, windows=[8], num_sink_tokens=sinks)
     assert list(geometry.layer_groups[0].stale_blocks(history, 4)) == list(stale)
-
-
-def test_fewer_slots_than_sequences_are_refused_with_the_numbers() -> None:
-    with pytest.raises(CacheConfigError, match=r"quota of 48 bytes: max_sequences=4 .* 4 x 16 = 64 bytes"):
-        make_geometry(3, max_sequences=4)
-
-
-def test_a_window_smaller_than_a_block_is_refused() -> None:
-    with pytest.raises(CacheConfigError, match="window=3 is smaller than tokens_per_block=4"):
-        make_geometry(16, windows=[3])
-
-
-def test_a_pool_smaller_than_one_window_is_refused() -> None:
-    with pytest.raises(CacheConfigError, match="windows of one request alone keep 5 pages"):
-        make_geometry(4, windows=[16], max_sequences=1)
-
-
-def test_no_layers_are_refused() -> None:
-    with pytest.raises(CacheConfigError, match="at least one layer"):
-        CacheGeometry.from_layers([], KVCacheConfig(), bytes_per_element=4)

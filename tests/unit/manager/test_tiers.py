@@ -1,87 +1,12 @@
-"""Host and disk tiers: suspension, resume, demotion, promotion, and copies that fail (M3)."""
+"""Host and disk tiers: suspension, resume, demotion and promotion (M3); copies that fail are in test_copy_faults."""
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
-from manager import CopyFailedError, KVCacheManagerV2, LogicError, PageCounts, RefusalReason, Tier, TierLevel
-from manager.pools.copy_threads import CopyThread
-from manager.pools.numpy_pools import NumpyPool
+from manager import LogicError, PageCounts, RefusalReason, Tier, TierLevel
 from tests.conftest import Register
-from tests.fakes.cache_builders import free, granted, make_geometry, refused
+from tests.fakes.cache_builders import free, granted, refused
 from tests.fakes.cache_request import FakeRequest
-from tests.fakes.page_contents import PageContents
-
-
-class FailingPool(NumpyPool):
-    """A pool whose reads or writes can be made to fail."""
-
-    fails_reading = False
-    fails_writing = False
-
-    def read(self, slot: int, out: npt.NDArray[np.uint8]) -> None:
-        if self.fails_reading:
-            msg = "unreadable"
-            raise OSError(msg)
-        super().read(slot, out)
-
-    def write(self, slot: int, source: npt.NDArray[np.uint8]) -> None:
-        if self.fails_writing:
-            msg = "no space"
-            raise OSError(msg)
-        super().write(slot, source)
-
-
-class Tiered:
-    """A manager with real pools, and the truth about their contents."""
-
-    def __init__(
-        self, device: int = 6, host: int = 6, disk: int = 0, max_sequences: int = 4, resume_watermark: float = 1.0
-    ) -> None:
-        geometry, config = make_geometry(
-            device,
-            host_slots=host,
-            disk_slots=disk,
-            head_dim=4,
-            max_sequences=max_sequences,
-            resume_watermark=resume_watermark,
-        )
-        self.contents = PageContents(geometry)
-        for key, pool in self.contents.pools.items():
-            self.contents.pools[key] = FailingPool(pool.num_slots, pool.slot_bytes)
-        self.manager = KVCacheManagerV2(geometry, config, engine=CopyThread(self.contents.by_store()))
-
-    def pool(self, tier: TierLevel) -> FailingPool:
-        (pool,) = [pool for (level, _), pool in self.contents.pools.items() if level is tier]
-        assert isinstance(pool, FailingPool)
-        return pool
-
-    def counts(self, tier: Tier) -> PageCounts:
-        return self.manager.stats().tiers[tier]
-
-    def compute(self, request: FakeRequest) -> None:
-        plan = self.manager.begin_plan()
-        history = granted(self.manager.prepare_context(request)).history_length
-        granted(self.manager.resize_context(request, len(request.token_ids) - history))
-        plan.commit()
-        assert self.manager.finish_fills() == ()
-        complete = self.manager.begin_complete()
-        span = range(history, len(request.token_ids))
-        self.contents.write(self.manager, request.request_id, request.token_ids, span)
-        self.manager.advance(request, len(span))
-        complete.commit()
-
-    def suspend(self, request: FakeRequest) -> None:
-        plan = self.manager.begin_plan()
-        granted(self.manager.suspend_request(request))
-        plan.commit()
-
-    def resume(self, request: FakeRequest) -> None:
-        plan = self.manager.begin_plan()
-        granted(self.manager.prepare_context(request))
-        plan.commit()
-        assert self.manager.finish_fills() == ()
-        self.contents.check(self.manager, request.request_id, request.token_ids)
+from tests.fakes.tiered import Tiered
 
 
 @pytest.fixture
@@ -225,49 +150,6 @@ def test_resume_waits_below_the_watermark_unless_nothing_runs(audited: Register)
     plan.commit()
     free(manager, second)
     tiered.resume(first)
-
-
-@pytest.mark.parametrize(("tier", "room"), [(TierLevel.HOST, 4), (TierLevel.DISK, 2)])
-def test_a_copy_that_fails_at_stage_rolls_the_plan_back_and_closes_the_tier(
-    audited: Register, tier: TierLevel, room: int
-) -> None:
-    tiered = Tiered(device=6, host=2, disk=4)
-    manager = audited(tiered.manager)
-    request = FakeRequest("a", list(range(20)))
-    tiered.compute(request)
-    before = manager.snapshot()
-    tiered.pool(tier).fails_writing = True
-    plan = manager.begin_plan()
-    granted(manager.suspend_request(request))
-    with pytest.raises(CopyFailedError, match="no space"):
-        plan.commit()
-    assert manager.snapshot() == before
-    plan = manager.begin_plan()
-    refusal = refused(manager.suspend_request(request))
-    assert (refusal.needed, refusal.available) == (5, room)
-    plan.rollback()
-
-
-def test_a_fill_that_fails_costs_its_readers_their_caches_and_nobody_else(tiered: Tiered) -> None:
-    manager = tiered.manager
-    lost, other = FakeRequest("a", list(range(9))), FakeRequest("b", [7] * 5)
-    tiered.compute(lost)
-    tiered.suspend(lost)
-    tiered.compute(other)
-    plan = manager.begin_plan()
-    granted(manager.prepare_context(lost))
-    sharer = FakeRequest("c", list(range(9)))
-    granted(manager.prepare_context(sharer))
-    tiered.pool(TierLevel.HOST).fails_reading = True
-    plan.commit()
-    assert manager.finish_fills() == (lost.request_id, sharer.request_id)
-    tiered.pool(TierLevel.HOST).fails_reading = False
-    assert not manager.has_cache(lost.request_id)
-    tiered.contents.check(manager, other.request_id, other.token_ids)
-    plan = manager.begin_plan()
-    assert granted(manager.prepare_context(lost)).reused_tokens == 0
-    plan.commit()
-    manager.close()
 
 
 def test_a_reservation_cannot_be_suspended(tiered: Tiered) -> None:

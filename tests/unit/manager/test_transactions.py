@@ -64,6 +64,30 @@ def test_a_rolled_back_plan_of_fifty_requests_leaves_everything_in_its_order(aud
     assert manager.snapshot() == before
 
 
+def test_an_abandoned_step_leaves_history_where_it_was_and_can_be_completed_by_its_retry(audited: Register) -> None:
+    manager = audited(make_manager(8))
+    decode, context = FakeRequest("decode", [1] * 7), FakeRequest("context", [2] * 9)
+    compute_context(manager, decode)
+    decode.token_ids += [5, 6]
+    plan = manager.begin_plan()
+    granted(manager.try_allocate_generation(decode))
+    granted(manager.prepare_context(context))
+    granted(manager.resize_context(context, 9))
+    plan.commit()
+    before = manager.snapshot()
+    for is_retry in (False, True):
+        complete = manager.begin_complete()
+        manager.advance(decode, 1)
+        manager.advance(context, 9)
+        assert manager.history_length(context.request_id) == 9
+        if is_retry:
+            complete.commit()
+        else:
+            complete.rollback()
+            assert manager.snapshot() == before
+    assert (manager.history_length(decode.request_id), manager.history_length(context.request_id)) == (8, 9)
+
+
 def test_a_savepoint_undoes_only_what_came_after_it(audited: Register) -> None:
     manager = audited(cached_manager())
     plan = manager.begin_plan()
