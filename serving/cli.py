@@ -23,6 +23,7 @@ from serving.tracing.command import add_options as add_trace_options
 _WATCH_INTERVAL_S = 0.1
 _SIGNAL_EXIT_BASE = 128  # as a shell reports a command that a signal ended
 _DTYPES = ("auto", "float32", "bfloat16")
+_POLICIES = ("round_robin", "least_tokens", "power_of_two", "prefix_aware")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,6 +74,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context-workers", type=int, help="number of prefill workers")
     parser.add_argument("--generation-workers", type=int, help="number of decode workers")
     parser.add_argument("--mixed-workers", type=int, help="number of workers that do both, instead of the former")
+    parser.add_argument("--router", choices=_POLICIES, help="how workers are chosen")
+    parser.add_argument("--local-prefill", type=int, help="prompt tokens that a decode worker computes itself")
     parser.add_argument("--threads", type=int, help="threads of one worker")
     parser.add_argument("--dtype", choices=_DTYPES)
     parser.add_argument("--host")
@@ -175,6 +178,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
             "doors": arguments.doors,
             "otlp_endpoint": arguments.otlp_endpoint,
         },
+        "router": {"policy": arguments.router, "local_prefill_max_tokens": arguments.local_prefill},
     }
     if arguments.mixed_workers and arguments.context_workers is None and arguments.generation_workers is None:
         given["cluster"] |= {"context_workers": 0, "generation_workers": 0}

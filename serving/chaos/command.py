@@ -61,6 +61,8 @@ def _config(arguments: argparse.Namespace) -> str:
     document = read_document(arguments.config)
     document["cluster"] = {**document.get("cluster", {}), "context_workers": 2, "generation_workers": 2}
     document["cluster"]["mixed_workers"] = 0
+    # Attempts that are on their way from one worker to another are what there is to lose.
+    document["router"] = {"local_prefill_max_tokens": 0, **document.get("router", {})}
     document["server"] = {**document.get("server", {}), "port": 0}
     cache = document.get("cache", {})
     document["cache"] = {**cache, "tiers": [{"tier": "device", "quota_bytes": arguments.pool_bytes}]}

@@ -20,6 +20,7 @@ _CONFIG = """
 engine: {model: smollm2-135m, dtype: float32}
 cache: {tiers: [{tier: device, quota_bytes: 100663296}]}
 cluster: {context_workers: 2, generation_workers: 1}
+router: {local_prefill_max_tokens: 0}
 """
 _NUM_TOKENS = 48
 
