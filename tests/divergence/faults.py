@@ -10,6 +10,7 @@ from scheduler.admission import TransferAdmission
 from scheduler.messages import WorkerRole
 from tests.fakes.call_log import CallLog, Injected, LoggedWindow
 from tests.fakes.iteration_worker import IterationWorker, make_worker
+from tests.fakes.small_cache import PRIMARY_ONLY, Members
 
 WINDOW_BYTES = 10_000
 
@@ -42,6 +43,7 @@ def make_scene(
     max_sequences: int = 4,
     host_pages: int = 0,
     config: SchedulerConfig | None = None,
+    members: Members = PRIMARY_ONLY,
 ) -> Scene:
     """A fresh worker; equal arguments make equal scenes, call for call."""
     logs: list[CallLog] = []
@@ -57,6 +59,7 @@ def make_scene(
         max_sequences=max_sequences,
         host_pages=host_pages,
         config=config,
+        members=members,
         window=LoggedWindow(window, lambda name: logs[0].note(name)),
         wrap=wrap,
     )

@@ -26,6 +26,7 @@ JOURNALED: dict[str, set[tuple[object, ...]]] = {
     "prefix_claim": {("PageTable", "_drop_locks")},
     "cursor": {("KVCache", "_put_num_blocks")},
     "cache": {("RequestCaches", "_remove")},
+    "adapter": {("AdapterPool", "_put_pins")},
     "statistics": {("CacheTransaction", "_add")},
     "eviction_order": {("EvictionController", "_put_cursor")},
     "resume": {("KVCache", "_put_status", CacheStatus.SUSPENDED)},

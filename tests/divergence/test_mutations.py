@@ -17,6 +17,7 @@ GUARDS = {
     "prefix_claim": "v05",
     "cursor": "v09",
     "cache": "v01",
+    "adapter": "v20",
     "statistics": "v01",
     "eviction_order": "v10",
     "index_slot": "v01",

@@ -2,9 +2,10 @@
 
 import pytest
 
-from manager import LogicError
+from manager import CorruptedError, LogicError
+from manager.cache_chain import CacheStatus
 from tests.divergence.faults import fault_at_every_call, pass_of
-from tests.divergence.pressure import requests, two_decodes_before_the_shortage
+from tests.divergence.pressure import requests, two_decodes_before_the_shortage, two_sets_before_the_shortage
 from tests.fakes.attempts import make_request
 
 
@@ -44,3 +45,30 @@ def test_the_scheduler_pushes_each_victim_out_once_and_never_one_without_pages(h
 
 def test_a_fault_anywhere_in_the_pass_leaves_nothing() -> None:
     assert "suspend_request" in fault_at_every_call(two_decodes_before_the_shortage, pass_of)
+
+
+@pytest.mark.parametrize("host_pages", [0, 20])
+def test_the_members_of_every_set_have_one_state_after_every_pass(host_pages: int) -> None:
+    scene = two_sets_before_the_shortage(host_pages)
+    manager = scene.worker.manager
+    while scene.worker.scheduler.has_work:
+        scene.worker.step()
+        manager.audit()
+        for caches in manager._caches.by_request.values():
+            assert {member.status for member in caches.members} == {caches.status}
+            assert (caches.index_slot >= 0) == (not caches.is_suspended)
+
+
+def test_members_that_drift_apart_are_found_by_the_audit() -> None:
+    manager = two_sets_before_the_shortage(20).worker.manager
+    caches = next(iter(manager._caches.by_request.values()))
+    assert caches.cross is not None
+    caches.cross.status = CacheStatus.SUSPENDED
+    with pytest.raises(CorruptedError):
+        manager.audit()
+    caches.cross.status = CacheStatus.ACTIVE
+    manager.audit()
+
+
+def test_a_fault_anywhere_in_a_pass_over_sets_leaves_nothing() -> None:
+    assert "suspend_request" in fault_at_every_call(two_sets_before_the_shortage, pass_of)

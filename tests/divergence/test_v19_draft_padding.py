@@ -5,6 +5,7 @@ import pytest
 from manager import Grant, PoolGroupId
 from tests.divergence.faults import Scene, fault_at_every_call, make_scene, pass_of
 from tests.fakes.attempts import make_spec
+from tests.fakes.small_cache import Members
 
 GROUP = PoolGroupId(0)
 
@@ -45,3 +46,38 @@ def test_places_of_rejected_drafts_are_used_before_new_ones_are_taken() -> None:
 
 def test_a_fault_anywhere_in_the_pass_leaves_nothing() -> None:
     assert "try_allocate_generation" in fault_at_every_call(build, pass_of)
+
+
+@pytest.mark.parametrize("num_drafts", range(6))
+@pytest.mark.parametrize("padding", [0, 1, 4])
+def test_padding_of_a_drafting_step_is_charged_in_the_drafts_own_pool(num_drafts: int, padding: int) -> None:
+    scene = make_scene(num_pages=12, members=Members(draft=True, draft_padding=padding))
+    request = scene.worker.context(make_spec("x", 9, max_tokens=20))
+    scene.worker.step()
+    request.num_draft_tokens = num_drafts
+    before = scene.worker.manager.availability().pages
+    output = scene.worker.schedule()
+    after = scene.worker.manager.availability().pages
+    positions = 10 + (num_drafts + padding if num_drafts else 0)
+    assert output.draft_lengths == (num_drafts,)
+    assert {before[group] - after[group] for group in before} == {-(-positions // 4) - 3}
+    scene.worker.complete(output, accept=num_drafts)
+    scene.worker.settle()
+
+
+def test_drafts_whose_padding_has_no_place_are_left_out() -> None:
+    scene = make_scene(num_pages=3, max_sequences=1, members=Members(draft=True, draft_padding=3))
+    request = scene.worker.context(make_spec("x", 9, max_tokens=3))
+    scene.worker.step()
+    request.num_draft_tokens = 1
+    assert scene.worker.schedule().draft_lengths == (0,), "10 tokens, a draft and 3 of padding are 14 of 12 positions"
+
+
+def test_a_fault_anywhere_in_a_pass_with_padding_leaves_nothing() -> None:
+    def build_padded() -> Scene:
+        scene = make_scene(num_pages=12, members=Members(draft=True, draft_padding=2))
+        scene.worker.context(make_spec("x", 9, max_tokens=20)).num_draft_tokens = 3
+        scene.worker.step()
+        return scene
+
+    assert "try_allocate_generation" in fault_at_every_call(build_padded, pass_of)
