@@ -76,7 +76,7 @@ class NixlTransport:
     """A `Transport` over one NIXL agent. One thread at a time.
 
     Args:
-        agent_name: unique among the peers and over lives: NIXL takes it for the identity of a memory.
+        agent_name: `<worker>.<epoch>`, unique among the peers: NIXL takes it for the identity of a memory.
         max_batch_bytes: bytes that one batch moves at most.
 
     Raises:
@@ -213,6 +213,11 @@ class NixlTransport:
             msg = f"the NIXL agent {peer.agent} cannot be reached: {type(error).__name__}: {error}"
             raise PeerUnreachable(msg) from error
         self._peers[peer.agent] = peer
+        # An earlier life of the same worker is dead, whether we ever noticed or not.
+        worker, reading = peer.agent.rpartition(".")[0], {read.peer.agent for read in self._reads.values()}
+        for name in set(self._peers) - {peer.agent} - reading:
+            if worker and name.rpartition(".")[0] == worker:
+                self._disconnect(name)
 
     def _disconnect(self, agent: str) -> None:
         if self._peers.pop(agent, None) is not None:

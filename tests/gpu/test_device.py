@@ -5,7 +5,7 @@ The CPU runs are part of `make test`, so that the file is known to work; the CUD
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from configs import (
     ClusterConfig,
     DeploymentConfig,
     DeviceTierConfig,
+    DispatchPolicy,
     DTypeName,
     EngineConfig,
     KVCacheConfig,
     TransferConfig,
 )
+from kvtransfer.transports import nixl
 from scheduler.spec import RequestSpec, RequestUid, SamplingParams, StopParams
 from serving.engine.batch import StepBatch
 from serving.engine.model_folder import load_model_config
@@ -62,6 +64,16 @@ class Place:
             cache=KVCacheConfig(tiers=(DeviceTierConfig(quota_bytes=200 << 20),)),
             central=CentralConfig(missed_heartbeats=_NEVER_SILENT),
             transfer=TransferConfig(lease_duration_s=600.0),  # nor is a lease renewed during a step
+        )
+
+    def networked(self, dtype: str, transport: str) -> DeploymentConfig:
+        """A pair whose pages go over `transport`, in parts while their contexts are computed."""
+        config = self.config(dtype)
+        return replace(
+            config,
+            central=replace(config.central, dispatch=DispatchPolicy.GENERATION_FIRST),
+            scheduler=replace(config.scheduler, max_num_tokens=64),
+            transfer=replace(config.transfer, transport=transport),
         )
 
 
@@ -132,3 +144,25 @@ def test_two_processes_that_hand_pages_over_give_the_tokens_of_one(place: Place,
     assert pair.run(specs) == expected
     assert pair.transferred_bytes() > 0
     pair.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "transport",
+    [
+        "collective",
+        pytest.param("nixl", marks=pytest.mark.skipif(bool(nixl.why_unavailable()), reason=nixl.why_unavailable())),
+    ],
+)
+def test_two_processes_on_a_network_transport_give_the_tokens_of_shared_memory(
+    place: Place, transport: str, tmp_path: Path
+) -> None:
+    specs = _specs([SamplingParams(temperature=0.0)])
+    near = PairOfProcesses(place.config("float32"), place.folder, tmp_path)
+    expected = near.run(specs)
+    num_bytes = near.transferred_bytes()
+    near.close()
+    far = PairOfProcesses(place.networked("float32", transport), place.folder, tmp_path)
+    assert far.run(specs) == expected
+    assert far.transferred_bytes() == num_bytes > 0
+    far.close()
