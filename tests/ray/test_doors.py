@@ -1,9 +1,7 @@
 """Two doors behind one port: what one of them loses is no business of the other's."""
 
-import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +10,7 @@ import httpx
 import pytest
 
 from tests.ray.server_process import ServerProcess, running_server
+from tests.ray.streams import Stream, solo_texts
 
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -25,41 +24,6 @@ def server() -> Iterator[ServerProcess]:
         yield started
 
 
-def fields(server: ServerProcess, number: int) -> dict[str, Any]:
-    return {
-        "model": server.model,
-        "prompt": f"Tell me about the number {number}:",
-        "max_tokens": _NUM_TOKENS,
-        "seed": number,
-        "ignore_eos": True,
-    }
-
-
-class Stream(threading.Thread):
-    """One streamed request on a connection of its own."""
-
-    def __init__(self, server: ServerProcess, number: int) -> None:
-        super().__init__()
-        self._server = server
-        self._body = {**fields(server, number), "stream": True}
-        self.api_id = ""
-        self.text = ""
-        self.is_whole = False
-
-    def run(self) -> None:
-        try:
-            with httpx.stream("POST", f"{self._server.url}/v1/completions", json=self._body, timeout=300) as answer:
-                for line in answer.iter_lines():
-                    if line == "data: [DONE]":
-                        self.is_whole = True
-                    elif line:
-                        event = json.loads(line.removeprefix("data: "))
-                        self.text += event["choices"][0]["text"]
-                        self.api_id = event["id"]
-        except httpx.TransportError:
-            pass  # its door is gone; `is_whole` says so
-
-
 def doors(server: ServerProcess) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = server.state()["doors"]
     return found
@@ -70,10 +34,8 @@ def owner(server: ServerProcess, api_id: str) -> str:
 
 
 def test_one_door_killed_leaves_the_streams_of_the_other_unchanged(server: ServerProcess) -> None:
-    solo = [
-        server.complete(**{k: v for k, v in fields(server, n).items() if k != "model"}) for n in range(_NUM_STREAMS)
-    ]
-    streams = [Stream(server, number) for number in range(_NUM_STREAMS)]
+    solo = solo_texts(server, _NUM_STREAMS, _NUM_TOKENS)
+    streams = [Stream(server, number, _NUM_TOKENS) for number in range(_NUM_STREAMS)]
     for stream in streams:
         stream.start()
     deadline_s = time.monotonic() + 120
@@ -90,9 +52,9 @@ def test_one_door_killed_leaves_the_streams_of_the_other_unchanged(server: Serve
     for stream, name, expected in zip(streams, owners, solo, strict=True):
         assert stream.is_whole == (name == "door-0")
         if stream.is_whole:
-            assert stream.text == expected["choices"][0]["text"]
+            assert stream.text == expected
         else:
-            assert expected["choices"][0]["text"].startswith(stream.text)
+            assert expected.startswith(stream.text)
     while len(after := doors(server)) < 2:
         assert time.monotonic() < deadline_s + 60, after
         time.sleep(0.1)
