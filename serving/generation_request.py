@@ -55,8 +55,7 @@ class DoorSettings:
         eos_token_ids: the model's own; the same that the workers use.
         max_request_tokens: prompt and output tokens that some worker's pools can hold; an omitted
             max_tokens never asks for more.
-        max_resubmissions: of one choice, between two tokens. Deaths of workers are not the request's fault, so a
-            stream that goes on may lose any number of attempts; one that ends every worker it meets may not.
+        max_resubmissions: attempts after the first, over the life of one choice.
         resubmit_delay_s: wait between tries to resubmit; doubles each time. The very first is immediate.
         max_resubmit_delay_s: it grows no longer than this.
         resubmit_patience_s: how long one resubmission may be refused for want of room or of a worker.

@@ -30,8 +30,6 @@ class OpenChoice:
     Attributes:
         is_open: its tokens are still wanted.
         num_resubmissions: attempts after the first.
-        num_fruitless: of them, those since the stream last gained a token.
-        num_tokens_at_loss: that the stream had when it was last resubmitted.
         is_being_resubmitted: a resubmission is on its way; a repeated notice changes nothing.
         gap_timer: runs while a token is missing.
         heard_at_s: when it was submitted or last gained a token, on the door's clock.
@@ -42,9 +40,7 @@ class OpenChoice:
         "heard_at_s",
         "is_being_resubmitted",
         "is_open",
-        "num_fruitless",
         "num_resubmissions",
-        "num_tokens_at_loss",
         "request",
         "stream",
         "timeline",
@@ -57,19 +53,9 @@ class OpenChoice:
         self.timeline = timeline
         self.is_open = not stream.is_finished
         self.num_resubmissions = 0
-        self.num_fruitless = 0
-        self.num_tokens_at_loss = 0
         self.is_being_resubmitted = False
         self.gap_timer: asyncio.TimerHandle | None = None
         self.heard_at_s = timeline.submitted_at_s
-
-    def count_loss(self) -> None:
-        """An attempt was lost. What it gained is fruit, also where another lost it again."""
-        num_tokens = len(self.stream.token_ids)
-        self.num_fruitless = 1 if num_tokens > self.num_tokens_at_loss else self.num_fruitless + 1
-        self.num_tokens_at_loss = num_tokens
-        self.num_resubmissions += 1
-        self.timeline.num_resubmissions = self.num_resubmissions
 
     @property
     def uid(self) -> RequestUid:

@@ -56,11 +56,11 @@ class AttemptRecovery:
         """The choice's attempt has ended early. A notice that comes twice changes nothing."""
         if choice.is_being_resubmitted:
             return
-        choice.count_loss()
-        if choice.num_fruitless > self._settings.max_resubmissions:
-            tries = self._settings.max_resubmissions
-            self._fail(choice.request, kind, f"{message} (after {tries} resubmissions without a token)")
+        if choice.num_resubmissions >= self._settings.max_resubmissions:
+            self._fail(choice.request, kind, f"{message} (after {choice.num_resubmissions} resubmissions)")
             return
+        choice.num_resubmissions += 1
+        choice.timeline.num_resubmissions = choice.num_resubmissions
         choice.is_being_resubmitted = True
         choice.stop_gap_timer()
         choice.stream.give_up_attempts()
@@ -104,7 +104,7 @@ class AttemptRecovery:
     async def _resubmit(self, choice: OpenChoice) -> None:
         """Until it is accepted, fails for good, or patience ends."""
         give_up_at_s = self._clock() + self._settings.resubmit_patience_s
-        delay_s = 0.0 if choice.num_fruitless == 1 else self._settings.resubmit_delay_s
+        delay_s = 0.0 if choice.num_resubmissions == 1 else self._settings.resubmit_delay_s
         while True:
             await asyncio.sleep(delay_s)
             notice = await self._try_once(choice)

@@ -26,7 +26,6 @@ _BACKLOG = 2048
 _MAX_SEED = 1 << 63
 _GRACE_S = 2  # for open connections when the server stops
 _DRAIN_POLL_S = 0.02
-_RESTARTS = 3  # a stopped central scheduler is ended, started again and takes over: on a busy machine > 10 s
 _OVER_DEADLINE_S = 30.0  # the central scheduler's own deadline fires first
 
 
@@ -71,7 +70,7 @@ class DoorServer:
             eos_token_ids=model.eos_token_ids,
             max_request_tokens=max_request_tokens,
             request_timeout_s=config.central.request_deadline_s + _OVER_DEADLINE_S,
-            restart_patience_s=_RESTARTS * config.central.door_deadline_s,
+            restart_patience_s=config.central.door_deadline_s,
             kept_timelines=config.server.kept_timelines,
         )
         self.frontend = Frontend(

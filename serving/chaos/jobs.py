@@ -12,10 +12,6 @@ import httpx
 _VOCABULARY = range(3, 250)  # plain tokens of every model, the smallest ones included
 
 
-_EXPLAINED = frozenset({"central", "queue", "context", "offer", "transfer"})
-"""Phases of the server's account in which a stream waits for good reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request; the same job always gives the same tokens."""
@@ -57,7 +53,6 @@ class Stream:
     """What one request gave.
 
     Attributes:
-        sent_at_s: on the client's monotonic clock; the timeline counts from the door's, a moment later.
         arrivals_s: of each chunk, on the client's monotonic clock.
         num_tokens: as the server counted them.
         error: in-band or by status; empty when it went well.
@@ -66,7 +61,6 @@ class Stream:
     """
 
     job: Job
-    sent_at_s: float = 0.0
     text: str = ""
     arrivals_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
@@ -81,19 +75,20 @@ class Stream:
 
     @property
     def own_gap_s(self) -> float:
-        """The longest wait between two chunks, less what its attempts queued, computed and transferred in it."""
-        explained = [
-            (self.sent_at_s + span["began_s"], self.sent_at_s + span["began_s"] + span["lasted_s"])
-            for span in self.timeline.get("spans", [])
-            if span["name"] in _EXPLAINED
-        ]
-        gaps = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
-        return max((later - earlier - covered_s(explained, earlier, later) for earlier, later in gaps), default=0.0)
+        """The longest wait between two chunks, less what the later attempts queued, computed and transferred."""
+        gaps = [later - earlier for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+        attempts = list(dict.fromkeys(part["attempt"] for part in self.timeline.get("workers", [])))
+        explained_s = 0.0
+        for part in self.timeline.get("workers", []):
+            if part["attempt"] != attempts[0]:
+                phases = part["phases"]
+                explained_s += sum(phases.get(name, 0.0) for name in ("queue", "context", "offer", "transfer"))
+        return max(0.0, max(gaps, default=0.0) - explained_s)
 
 
 async def run_job(client: httpx.AsyncClient, model: str, job: Job, abort_after: int | None = None) -> Stream:
     """Send a job and read its stream to the end, or leave after `abort_after` chunks. Never raises for a fault."""
-    stream = Stream(job, time.monotonic())
+    stream = Stream(job)
     request_id = ""
     try:
         async with client.stream("POST", "/v1/completions", json=job.body(model)) as response:
@@ -129,17 +124,6 @@ def _take(stream: Stream, event: Mapping[str, Any]) -> bool:
         stream.text += choice["text"]
         stream.arrivals_s.append(time.monotonic())
     return True
-
-
-def covered_s(spans: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> float:
-    """How much of the time from `begin_s` to `end_s` lies in at least one span."""
-    covered, reached_s = 0.0, begin_s
-    for began_s, ended_s in sorted(spans):
-        first_s, last_s = max(began_s, reached_s), min(ended_s, end_s)
-        if last_s > first_s:
-            covered += last_s - first_s
-            reached_s = last_s
-    return covered
 
 
 def percentile(values: Sequence[float], share: float) -> float:

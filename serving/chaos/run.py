@@ -22,7 +22,6 @@ _TIMEOUT_S = 600.0
 _SETTLE_S = 60.0
 _ABORT_SHARE = 0.15
 _SHOWN = 5
-_NO_ROLE = "no live "  # the server's word: every worker of a role has been dead for longer than its deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,6 @@ class _Run:
             "streams": len(self._streams),
             "aborted": sum(stream.is_aborted for stream in self._streams),
             "errors": sum(bool(stream.error) for stream in self._streams),
-            "errors_role_dead": sum(_NO_ROLE in stream.error for stream in self._streams),
             "wrong_tokens": len(wrong),
             "kills": dict(sorted(killer.kills.items())),
             "pages_leaked": leaked,

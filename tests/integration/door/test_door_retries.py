@@ -86,21 +86,6 @@ async def test_a_request_that_is_lost_too_often_fails_with_its_true_status(tiny_
     assert "2 resubmissions" in answer_of(exchange)["error"]["message"]
 
 
-@run_async
-async def test_a_stream_that_gains_tokens_between_its_losses_never_runs_out_of_tries(tiny_folder: Path) -> None:
-    async with open_door(tiny_folder, is_pumping=False, max_resubmissions=2) as door:
-        exchange = await start(door, stream=True, stream_options={"include_usage": True})
-        for _ in range(6):
-            await steps(door, 1)
-            door.cluster.lose_attempts()
-            await eventually(lambda: len(door.cluster.running) == 2)
-        door.cluster.start()
-        await exchange.finished()
-    assert exchange.status == 200
-    assert "error" not in exchange.text
-    assert events(exchange.text)[-1]["usage"]["completion_tokens"] == 40
-
-
 @pytest.mark.parametrize("kind", [ErrorKind.ENGINE, ErrorKind.DEADLINE])
 @run_async
 async def test_a_fault_after_the_head_is_an_event_and_then_the_end(tiny_folder: Path, kind: ErrorKind) -> None:
