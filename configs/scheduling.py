@@ -75,6 +75,8 @@ class CentralConfig(Section):
         missed_heartbeats: heartbeats in a row whose absence means dead.
         door_deadline_s: a door that is silent for so long is dead, and its requests are cancelled.
         request_deadline_s: from submission to the terminal event.
+        restart_grace_s: requests wait so long for a role whose workers are all being restarted, and doors for a
+            central scheduler; loading a model is part of it.
         takeover_timeout_s: a new term waits so long for the answers of workers and doors that live.
     """
 
@@ -86,10 +88,11 @@ class CentralConfig(Section):
     missed_heartbeats: int = 3
     door_deadline_s: float = 10.0
     request_deadline_s: float = 600.0
+    restart_grace_s: float = 60.0
     takeover_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
         """Refuse bad values."""
         self.require_positive("max_queued_requests", "max_running_per_context_worker")
         self.require_positive("max_offers_per_generation_worker", "heartbeat_s", "missed_heartbeats")
-        self.require_positive("door_deadline_s", "request_deadline_s", "takeover_timeout_s")
+        self.require_positive("door_deadline_s", "request_deadline_s", "restart_grace_s", "takeover_timeout_s")
