@@ -75,6 +75,8 @@ class CentralConfig(Section):
         missed_heartbeats: heartbeats in a row whose absence means dead.
         door_deadline_s: a door that is silent for so long is dead, and its requests are cancelled.
         request_deadline_s: from submission to the terminal event.
+        restart_grace_s: requests wait so long for a role whose workers are all being restarted, and doors for a
+            central scheduler; loading a model is part of it.
         takeover_timeout_s: a new term waits so long for the answers of workers and doors that live.
         arrivals_per_priority: as of the iteration scheduler: one priority level more goes before this many that
             arrived before it, and before no others.
@@ -88,6 +90,7 @@ class CentralConfig(Section):
     missed_heartbeats: int = 3
     door_deadline_s: float = 10.0
     request_deadline_s: float = 600.0
+    restart_grace_s: float = 60.0
     takeover_timeout_s: float = 5.0
     arrivals_per_priority: int = 64
 
@@ -95,5 +98,5 @@ class CentralConfig(Section):
         """Refuse bad values."""
         self.require_positive("max_queued_requests", "max_running_per_context_worker")
         self.require_positive("max_offers_per_generation_worker", "heartbeat_s", "missed_heartbeats")
-        self.require_positive("door_deadline_s", "request_deadline_s", "takeover_timeout_s")
+        self.require_positive("door_deadline_s", "request_deadline_s", "restart_grace_s", "takeover_timeout_s")
         self.require_not_negative("arrivals_per_priority")

@@ -60,7 +60,7 @@ def _too_long(books: CentralBooks, spec: RequestSpec) -> DoorNotice | None:
 
 def _is_coming_back(books: CentralBooks, role: WorkerRole, now_s: float) -> bool:
     """A role that no worker of this young term has yet, or whose last worker is being restarted."""
-    grace_s = books.config.door_deadline_s
+    grace_s = books.config.restart_grace_s
     if books.is_taking_over or now_s - books.took_over_at_s <= grace_s:
         return True
     return any(now_s - record.lost_at_s <= grace_s for record in books.ledger.known(role))

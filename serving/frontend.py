@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from scheduler.messages import DoorNotice, ErrorKind, TokenBatch, TokenEvent
-from scheduler.spec import DoorName, RequestSpec, RequestUid, Term
+from scheduler.spec import AttemptId, DoorName, RequestSpec, RequestUid, Term
 from serving.door_peers import DoorAccount, place_of
 from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
 from serving.generation_request import DoorSettings, GenerationRequest, RequestFailedError
@@ -290,7 +290,7 @@ class Frontend:
         if arrival is not Arrival.ACCEPTED:
             self._on_unaccepted(choice, event, arrival)
             return
-        self._note_tokens(choice, num_known)
+        self._note_tokens(choice, num_known, event.attempt_id)
         if not stream.has_gap:
             choice.stop_gap_timer()
         if stream.is_finished:
@@ -301,13 +301,14 @@ class Frontend:
             self._forget_when_ended(choice.request)
         choice.request.wake()
 
-    def _note_tokens(self, choice: OpenChoice, num_known: int) -> None:
+    def _note_tokens(self, choice: OpenChoice, num_known: int, attempt_id: AttemptId) -> None:
         now_s, timeline, num_tokens = self._clock(), choice.timeline, len(choice.stream.token_ids)
         last_at_s = timeline.last_token_at_s
         choice.heard_at_s = now_s
         if num_tokens == num_known:
             return  # it brought the prompt's logprobs, and is itself unwanted
         timeline.on_tokens(num_tokens, now_s)
+        timeline.on_attempt_token(attempt_id, now_s)
         self.metrics.on_tokens(num_tokens - num_known, None if last_at_s is None else now_s - last_at_s)
         if last_at_s is None:
             self.metrics.on_first_token(timeline)

@@ -55,15 +55,16 @@ class DoorSettings:
         eos_token_ids: the model's own; the same that the workers use.
         max_request_tokens: prompt and output tokens that some worker's pools can hold; an omitted
             max_tokens never asks for more.
-        max_resubmissions: attempts after the first, over the life of one choice.
-        resubmit_delay_s: wait between tries to resubmit; doubles each time. The very first is immediate.
+        max_resubmissions: of one choice, in a row, whose attempts brought less than two tokens each.
+        resubmit_delay_s: wait between tries to resubmit; doubles each time. After an attempt that brought
+            tokens, the first try is immediate.
         max_resubmit_delay_s: it grows no longer than this.
         resubmit_patience_s: how long one resubmission may be refused for want of room or of a worker.
         silence_s: a choice without news for so long is submitted again.
         gap_deadline_s: how long a token may overtake an earlier one before the choice is resubmitted.
         submit_timeout_s: the central scheduler must answer within it.
-        restart_patience_s: how long a new request waits for a central scheduler that cannot be reached, since it
-            is being restarted; 0 fails it at once.
+        restart_patience_s: how long a new request waits for a central scheduler that cannot be reached or does not
+            answer, since it is being restarted; 0 fails it at once.
         health_timeout_s: the same for /health and /cluster/state.
         request_timeout_s: from submission to the end, whatever happens elsewhere (I8).
         kept_timelines: finished requests that are remembered.

@@ -30,6 +30,8 @@ class OpenChoice:
     Attributes:
         is_open: its tokens are still wanted.
         num_resubmissions: attempts after the first.
+        num_fruitless: lost attempts in a row that brought less than two tokens each.
+        num_submitted_tokens: of the stream when it was last submitted.
         is_being_resubmitted: a resubmission is on its way; a repeated notice changes nothing.
         gap_timer: runs while a token is missing.
         heard_at_s: when it was submitted or last gained a token, on the door's clock.
@@ -40,7 +42,9 @@ class OpenChoice:
         "heard_at_s",
         "is_being_resubmitted",
         "is_open",
+        "num_fruitless",
         "num_resubmissions",
+        "num_submitted_tokens",
         "request",
         "stream",
         "timeline",
@@ -53,6 +57,8 @@ class OpenChoice:
         self.timeline = timeline
         self.is_open = not stream.is_finished
         self.num_resubmissions = 0
+        self.num_fruitless = 0
+        self.num_submitted_tokens = 0
         self.is_being_resubmitted = False
         self.gap_timer: asyncio.TimerHandle | None = None
         self.heard_at_s = timeline.submitted_at_s

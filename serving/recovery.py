@@ -3,10 +3,14 @@
 Three signs, one answer: the request is submitted again with the tokens that were accepted, the same uid
 and the same seed.
 
-    a retriable notice    the attempt is over; submit at once, then with growing delays
+    a retriable notice    the attempt is over; submit at once, or after a delay where the last one brought nothing
     a lasting gap         a token was lost on its way; end the attempt first, then as above
     silence               anything may have been lost, this door's own submission included. To submit again
                           changes nothing while the request is queued or runs, so it is safe at any time
+
+Deaths of workers are not the request's fault, and a long stream may meet many. A request that kills its workers is
+told from one that is unlucky by progress: it kills each at the same place. So only losses in a row that brought
+less than two tokens count against the limit.
 """
 
 import asyncio
@@ -24,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 _PASSING = frozenset({ErrorKind.QUEUE_FULL, ErrorKind.NO_WORKER})
 """Refusals that are worth waiting for: the request was accepted once already."""
+_FRUITFUL_TOKENS = 2
+"""The first comes from the prompt, the second from a decode: with both, both halves have worked."""
 
 
 class AttemptRecovery:
@@ -56,11 +62,16 @@ class AttemptRecovery:
         """The choice's attempt has ended early. A notice that comes twice changes nothing."""
         if choice.is_being_resubmitted:
             return
-        if choice.num_resubmissions >= self._settings.max_resubmissions:
-            self._fail(choice.request, kind, f"{message} (after {choice.num_resubmissions} resubmissions)")
+        is_fruitful = len(choice.stream.token_ids) - choice.num_submitted_tokens >= _FRUITFUL_TOKENS
+        choice.num_fruitless = 0 if is_fruitful else choice.num_fruitless + 1
+        if choice.num_fruitless > self._settings.max_resubmissions:
+            limit = self._settings.max_resubmissions
+            self._fail(choice.request, kind, f"{message} (after {limit} resubmissions without progress)")
             return
+        choice.num_submitted_tokens = len(choice.stream.token_ids)
         choice.num_resubmissions += 1
         choice.timeline.num_resubmissions = choice.num_resubmissions
+        choice.timeline.on_lost(self._clock())
         choice.is_being_resubmitted = True
         choice.stop_gap_timer()
         choice.stream.give_up_attempts()
@@ -104,7 +115,7 @@ class AttemptRecovery:
     async def _resubmit(self, choice: OpenChoice) -> None:
         """Until it is accepted, fails for good, or patience ends."""
         give_up_at_s = self._clock() + self._settings.resubmit_patience_s
-        delay_s = 0.0 if choice.num_resubmissions == 1 else self._settings.resubmit_delay_s
+        delay_s = self._settings.resubmit_delay_s if choice.num_fruitless > 1 else 0.0
         while True:
             await asyncio.sleep(delay_s)
             notice = await self._try_once(choice)
@@ -133,7 +144,10 @@ class AttemptRecovery:
             # While the scheduler was being asked.
             self._scheduler.cancel([choice.uid])
             return None
-        if not refused or choice.is_being_resubmitted:
+        if not refused:
+            choice.timeline.on_resubmitted(self._clock())
+            return None
+        if choice.is_being_resubmitted:
             return None
         choice.is_being_resubmitted = True
         return refused[0]

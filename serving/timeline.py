@@ -12,6 +12,7 @@ from enum import StrEnum
 from manager import WorkerName
 from scheduler.durations import PhaseDurations
 from scheduler.spec import AttemptId, FinishReason, RequestUid
+from serving.stream_gaps import Recovery
 from serving.trace_context import TraceContext
 
 _SLACK_S = 1e-6  # of sums of floating-point numbers
@@ -60,6 +61,7 @@ class ChoiceTimeline:
     Attributes:
         phases: what each worker last said of each attempt; a later word replaces an earlier one.
         cached_tokens: of the first computation of the prompt; never changes afterwards (C9).
+        recoveries: one for each time that the stream stood still because its attempt was lost.
     """
 
     uid: RequestUid
@@ -77,6 +79,7 @@ class ChoiceTimeline:
     error: str | None = None
     phases: dict[tuple[WorkerName, AttemptId], Mapping[str, float]] = field(default_factory=dict)
     _spans: dict[tuple[WorkerName, AttemptId], tuple[TimedSpan, ...]] = field(default_factory=dict)
+    recoveries: list[Recovery] = field(default_factory=list)
 
     def on_durations(self, attempt_id: AttemptId, durations: PhaseDurations, now_s: float) -> None:
         """Take a worker's word."""
@@ -101,6 +104,26 @@ class ChoiceTimeline:
             self.first_token_at_s = now_s
         self.last_token_at_s = now_s
         self.num_tokens = num_tokens
+
+    def on_lost(self, now_s: float) -> None:
+        """Its attempt was lost. Lost again before a token came, it is the same interruption still."""
+        present = self.recoveries[-1] if self.recoveries else None
+        if present is not None and present.resumed_at_s is None:
+            present.num_losses += 1
+            present.earlier = self._attempts()
+            return
+        last_at_s = self.submitted_at_s if self.last_token_at_s is None else self.last_token_at_s
+        self.recoveries.append(Recovery(last_at_s, now_s, self._attempts()))
+
+    def on_resubmitted(self, now_s: float) -> None:
+        """The central scheduler has taken it again."""
+        if self.recoveries and self.recoveries[-1].resumed_at_s is None:
+            self.recoveries[-1].accepted_at_s = now_s
+
+    def on_attempt_token(self, attempt_id: AttemptId, now_s: float) -> None:
+        """This attempt has brought a token."""
+        if self.recoveries:
+            self.recoveries[-1].on_token(attempt_id, now_s)
 
     def on_end(self, state: StreamState, now_s: float) -> None:
         """The stream is over. Only the first end counts."""
@@ -160,7 +183,14 @@ class ChoiceTimeline:
                 }
                 for span in self.spans()
             ],
+            "recoveries": [recovery.to_json(self._phases_of(recovery.attempt_id)) for recovery in self.recoveries],
         }
+
+    def _attempts(self) -> frozenset[AttemptId]:
+        return frozenset(attempt for _, attempt in self.phases)
+
+    def _phases_of(self, attempt_id: AttemptId | None) -> list[Mapping[str, float]]:
+        return [phases for (_, attempt), phases in self.phases.items() if attempt == attempt_id]
 
 
 @dataclass(frozen=True, slots=True)

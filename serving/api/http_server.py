@@ -70,7 +70,8 @@ class DoorServer:
             eos_token_ids=model.eos_token_ids,
             max_request_tokens=max_request_tokens,
             request_timeout_s=config.central.request_deadline_s + _OVER_DEADLINE_S,
-            restart_patience_s=config.central.door_deadline_s,
+            restart_patience_s=config.central.restart_grace_s,
+            resubmit_patience_s=config.central.restart_grace_s,
             kept_timelines=config.server.kept_timelines,
         )
         self.frontend = Frontend(

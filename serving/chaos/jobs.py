@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+NO_ROLE_ALIVE = "no live "
+"""In the message of a request that was refused because every worker of a role was dead past the grace."""
 _VOCABULARY = range(3, 250)  # plain tokens of every model, the smallest ones included
 
 
@@ -74,16 +76,15 @@ class Stream:
         return int(self.timeline.get("resubmissions", 0))
 
     @property
-    def own_gap_s(self) -> float:
-        """The longest wait between two chunks, less what the later attempts queued, computed and transferred."""
-        gaps = [later - earlier for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
-        attempts = list(dict.fromkeys(part["attempt"] for part in self.timeline.get("workers", [])))
-        explained_s = 0.0
-        for part in self.timeline.get("workers", []):
-            if part["attempt"] != attempts[0]:
-                phases = part["phases"]
-                explained_s += sum(phases.get(name, 0.0) for name in ("queue", "context", "offer", "transfer"))
-        return max(0.0, max(gaps, default=0.0) - explained_s)
+    def own_gaps_s(self) -> list[float]:
+        """Of each interruption, what neither queue nor prefill nor transfer of the new attempt explains."""
+        recoveries = self.timeline.get("recoveries", ())
+        return [float(recovery["own_s"]) for recovery in recoveries if recovery["own_s"] is not None]
+
+    @property
+    def is_role_dead(self) -> bool:
+        """Whether it was refused since every worker of a role was dead for too long."""
+        return NO_ROLE_ALIVE in self.error
 
 
 async def run_job(client: httpx.AsyncClient, model: str, job: Job, abort_after: int | None = None) -> Stream:

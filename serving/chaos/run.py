@@ -8,6 +8,7 @@ import asyncio
 import random
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _TIMEOUT_S = 600.0
 _SETTLE_S = 60.0
 _ABORT_SHARE = 0.15
 _SHOWN = 5
+_GAP_PARTS = ("silent_s", "resubmit_s", "resume_s", "hand_over_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +115,28 @@ class _Run:
         wrong = [stream for stream in whole if not self._is_as_alone(stream)]
         for stream in wrong[:_SHOWN]:
             print(f"chaos: wrong tokens: {self._difference(stream)}", file=sys.stderr)
-        gaps = [stream.own_gap_s for stream in whole if stream.num_resubmissions]
+        gaps = [gap_s for stream in whole for gap_s in stream.own_gaps_s]
+        parts = [recovery for stream in whole for recovery in stream.timeline.get("recoveries", ())]
         violations = self._server.violations()
         for line in violations[:_SHOWN]:
             print(f"chaos: {line}", file=sys.stderr)
         return {
             "streams": len(self._streams),
             "aborted": sum(stream.is_aborted for stream in self._streams),
-            "errors": sum(bool(stream.error) for stream in self._streams),
+            "errors": sum(bool(stream.error) and not stream.is_role_dead for stream in self._streams),
+            "errors_no_role_alive": sum(stream.is_role_dead for stream in self._streams),
             "wrong_tokens": len(wrong),
             "kills": dict(sorted(killer.kills.items())),
             "pages_leaked": leaked,
             "audit_violations": len(violations),
             "audits": sum(worker["counters"].get("audits", 0) for worker in view.state["workers"]),
             "reconcile_repairs": sum(view.divergences.values()),
-            "resubmitted_streams": len(gaps),
+            "resubmitted_streams": sum(bool(stream.num_resubmissions) for stream in whole),
+            "interruptions": len(gaps),
             "detection_p99_s": percentile(killer.detections_s, 0.99),
             "gap_p50_s": percentile(gaps, 0.5),
             "gap_p99_s": percentile(gaps, 0.99),
+            "gap_parts_p99_s": {name: _part_p99_s(parts, name) for name in _GAP_PARTS},
         }
 
     def _difference(self, stream: Stream) -> str:
@@ -148,6 +154,10 @@ class _Run:
     def _is_as_alone(self, stream: Stream) -> bool:
         solo = self._solo[stream.job]
         return (stream.text, stream.num_tokens) == (solo.text, solo.num_tokens)
+
+
+def _part_p99_s(recoveries: Sequence[Mapping[str, Any]], name: str) -> float:
+    return percentile([part[name] for part in recoveries if part[name] is not None], 0.99)
 
 
 def _pages_held(state: Any) -> int:
