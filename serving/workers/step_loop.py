@@ -16,8 +16,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from dataclasses import dataclass
+from typing import assert_never
 
 from kvtransfer.agent import TransferAgent
 from kvtransfer.messages import LeaseOutcome, ReceiveOutcome, ReservationExpired
@@ -49,7 +49,7 @@ from scheduler.output import DrawnToken, SchedulerOutput
 from scheduler.request import Request
 from scheduler.spec import AttemptId, FinishReason, Term
 from scheduler.states import AttemptState
-from serving.engine.batch import StepBatch, StepResult
+from serving.engine.batch import StepResult
 from serving.tracing.history import StepHistory, WorkerHistory
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.context_worker import ContextSide
@@ -59,20 +59,13 @@ from serving.workers.outbox import Outbox
 from serving.workers.phase_clock import PhaseClock
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging
+from serving.workers.step_engine import StepEngine
 from serving.workers.stop_checker import StopChecker
 from serving.workers.token_scores import TokenScores
 from serving.workers.worker_plan import WorkerIdentity
 
 _log = logging.getLogger("pdserve.worker")
 _COUNTER_NAMES = ("audits", "refused_terms", "failed_steps", "ignored_commands", "late_signals")
-
-
-class StepEngine(Protocol):
-    """What the loop needs of the engine."""
-
-    def step(self, batch: StepBatch) -> StepResult:
-        """Compute the rows, write their KV, draw the tokens. May raise; nothing is retained then."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +83,6 @@ class WorkerParts:
     wake: threading.Event
     """Set by whoever has something for the loop."""
     self_audit: SelfAudit
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What the agent thread and reports may read while the loop works."""
-
-    iteration: int = 0
-    longest_step_s: float = 0.0
-    counters: dict[str, int] = field(default_factory=dict)
 
 
 class WorkerLoop:
@@ -120,7 +104,6 @@ class WorkerLoop:
         self._history = StepHistory()
         self._phases = PhaseClock(identity.name, self._history)
         self._scores = TokenScores()
-        self._progress = _Progress()
         self._counts = dict.fromkeys(_COUNTER_NAMES, 0)
         self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging)
         self._generation_side = GenerationSide(
@@ -157,7 +140,7 @@ class WorkerLoop:
     @property
     def longest_step_s(self) -> float:
         """The longest step so far: the bound for a hung worker (C5)."""
-        return self._progress.longest_step_s
+        return self._history.longest_step_s
 
     # -- the loop's thread -------------------------------------------------------------------------
 
@@ -274,7 +257,7 @@ class WorkerLoop:
 
     def _pass(self) -> bool:
         output = self._scheduler.schedule(self._clock())
-        self._progress.iteration = output.iteration
+        self._history.iteration = output.iteration
         lost = self._parts.manager.finish_fills()
         if lost:
             output = self._scheduler.on_pages_lost(output, lost, self._clock())
@@ -309,7 +292,6 @@ class WorkerLoop:
             self._abandon(output, error)
             return
         ended_s = self._clock()
-        self._progress.longest_step_s = max(self._progress.longest_step_s, ended_s - started_s)
         self._history.on_step(output, started_s, ended_s)
         for chunk in output.contexts:
             self._phases.chunk(chunk.request.attempt_id, chunk.num_tokens, started_s, ended_s)
@@ -387,7 +369,7 @@ class WorkerLoop:
             epoch=self._identity.epoch,
             pid=self._identity.pid,
             state=WorkerState.RUNNING,
-            iteration=self._progress.iteration,
+            iteration=self._history.iteration,
             running=tuple(request.attempt_id for request in self._scheduler.running),
             waiting=tuple(request.attempt_id for request in self._scheduler.waiting),
             stats=self._parts.manager.stats(),
