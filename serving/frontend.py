@@ -134,7 +134,7 @@ class Frontend:
         return DoorAccount(
             self._state(),
             os.getpid(),
-            self.metrics.families(),
+            self.metrics.families(len(self._choices)),
             self.metrics.recent,
             tuple(self._told(timeline) for timeline in recent),
         )

@@ -4,7 +4,7 @@ Names and units are those that dashboards for vLLM know; times are seconds on th
 phases, which workers measure as durations on their own clocks (M7).
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 from serving.metrics.recent_latencies import RecentLatencies
 from serving.timeline import ChoiceTimeline, StreamState
@@ -61,6 +61,9 @@ class StreamMetrics:
             registry=self.registry,
         )
         self._resubmissions = self._counter("pdserve:resubmissions", "Lost attempts that another one continued.")
+        self._open = Gauge(
+            "pdserve:open_choices", "Choices that a door streams now.", _LABELS, registry=self.registry
+        ).labels(*self._labels)
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From submission to the first token.", _FIRST_TOKEN_S
         )
@@ -92,8 +95,13 @@ class StreamMetrics:
         self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice.", _TOKENS)
         self._output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice.", _TOKENS)
 
-    def families(self) -> tuple[Metric, ...]:
-        """All of them as they are now; another process may have them."""
+    def families(self, num_open: int) -> tuple[Metric, ...]:
+        """All of them as they are now; another process may have them.
+
+        Args:
+            num_open: choices that the door streams now.
+        """
+        self._open.set(num_open)
         return tuple(self.registry.collect())
 
     def on_tokens(self, num_new: int, since_last_s: float | None) -> None:

@@ -76,7 +76,12 @@ class Stretch(NamedTuple):
 
 
 class StepHistory:
-    """The last steps and stretches of one worker."""
+    """The last steps and stretches of one worker.
+
+    Attributes:
+        iteration: of the last pass.
+        longest_step_s: so far.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         """Empty.
@@ -84,11 +89,14 @@ class StepHistory:
         Args:
             capacity: entries of each kind.
         """
+        self.iteration = 0
+        self.longest_step_s = 0.0
         self._steps: deque[_Step] = deque(maxlen=capacity)
         self._stretches: deque[Stretch] = deque(maxlen=capacity)
 
     def on_step(self, output: SchedulerOutput, began_s: float, ended_s: float) -> None:
         """A step is over, well or not."""
+        self.longest_step_s = max(self.longest_step_s, ended_s - began_s)
         num_context_tokens = sum(chunk.num_tokens for chunk in output.contexts)
         self._steps.append(
             (

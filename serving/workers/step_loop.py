@@ -15,7 +15,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from kvtransfer.messages import LeaseOutcome, ReceiveOutcome, ReservationExpired
@@ -62,15 +61,6 @@ _log = logging.getLogger("pdserve.worker")
 _COUNTER_NAMES = ("audits", "refused_terms", "failed_steps", "ignored_commands", "late_signals")
 
 
-@dataclass(slots=True)
-class _Progress:
-    """What the agent thread and reports may read while the loop works."""
-
-    iteration: int = 0
-    longest_step_s: float = 0.0
-    counters: dict[str, int] = field(default_factory=dict)
-
-
 class WorkerLoop:
     """Runs one worker. `post` and `snapshot` may be called from any thread, the rest from the loop's."""
 
@@ -90,7 +80,6 @@ class WorkerLoop:
         self._history = StepHistory()
         self._phases = PhaseClock(identity.name, self._history)
         self._scores = TokenScores()
-        self._progress = _Progress()
         self._counts = dict.fromkeys(_COUNTER_NAMES, 0)
         context_parts = ContextParts(parts.manager, parts.scheduler, parts.agent, parts.outbox, parts.staging)
         self._context_side = ContextSide(parts.scheduler, parts.agent, parts.outbox, parts.staging, context_parts)
@@ -128,7 +117,7 @@ class WorkerLoop:
     @property
     def longest_step_s(self) -> float:
         """The longest step so far: the bound for a hung worker (C5)."""
-        return self._progress.longest_step_s
+        return self._history.longest_step_s
 
     # -- the loop's thread -------------------------------------------------------------------------
 
@@ -260,7 +249,7 @@ class WorkerLoop:
 
     def _pass(self) -> bool:
         output = self._scheduler.schedule(self._clock())
-        self._progress.iteration = output.iteration
+        self._history.iteration = output.iteration
         lost = self._parts.manager.finish_fills()
         if lost:
             output = self._scheduler.on_pages_lost(output, lost, self._clock())
@@ -295,7 +284,6 @@ class WorkerLoop:
             self._abandon(output, error)
             return
         ended_s = self._clock()
-        self._progress.longest_step_s = max(self._progress.longest_step_s, ended_s - started_s)
         self._history.on_step(output, started_s, ended_s)
         for chunk in output.contexts:
             self._phases.chunk(chunk.request.attempt_id, chunk.num_tokens, started_s, ended_s)
@@ -378,7 +366,7 @@ class WorkerLoop:
             epoch=self._identity.epoch,
             pid=self._identity.pid,
             state=WorkerState.RUNNING,
-            iteration=self._progress.iteration,
+            iteration=self._history.iteration,
             running=tuple(request.attempt_id for request in self._scheduler.running),
             waiting=tuple(request.attempt_id for request in self._scheduler.waiting),
             stats=self._parts.manager.stats(),

@@ -3,26 +3,17 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvtransfer import TransferAgent
 from manager import KVCacheManager
 from scheduler.interface import IterationScheduler
-from serving.engine.batch import StepBatch, StepResult
 from serving.workers.batch_builder import BatchBuilder
 from serving.workers.outbox import Outbox
 from serving.workers.prefix_feed import PrefixFeed
 from serving.workers.self_audit import SelfAudit
 from serving.workers.staging import PageStaging
+from serving.workers.step_engine import StepEngine
 from serving.workers.stop_checker import StopChecker
-
-
-class StepEngine(Protocol):
-    """What the loop needs of the engine."""
-
-    def step(self, batch: StepBatch) -> StepResult:
-        """Compute the rows, write their KV, draw the tokens. May raise; nothing is retained then."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from configs import DeploymentConfig, load_deployment
 from manager import WorkerName
 from scheduler.spec import SamplingParams
 from serving.engine.batch import StepBatch, StepResult
-from serving.workers.worker_parts import StepEngine
+from serving.workers.step_engine import StepEngine
 from tests.fakes.deployments import Deployment
 from tests.fakes.tiny_model import write_tiny_model
 

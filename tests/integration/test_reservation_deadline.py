@@ -46,7 +46,7 @@ def test_a_reservation_is_renewed_while_its_context_waits_for_its_turn() -> None
         world.advance(1.0)
         reader.run_loop()
         world[WorkerName("context-0")].loop._take_commands()
-    world["context-0"].loop._progress.iteration += 1  # it is slow, not hung
+    world["context-0"].loop._history.iteration += 1  # it is slow, not hung
     for _ in range(4):
         world.advance(1.0)
         reader.run_loop()

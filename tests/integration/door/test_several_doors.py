@@ -103,3 +103,12 @@ async def test_a_prompt_that_takes_long_to_tokenize_does_not_stop_the_event_loop
         await turning
         assert answer.json()["usage"]["prompt_tokens"] > 20_000
         assert turns_meanwhile[0] > 10
+
+
+@run_async
+async def test_a_trace_of_no_sensible_length_is_refused(tiny_folder: Path) -> None:
+    async with two_doors(tiny_folder) as (_, _, client):
+        for seconds in ("0", "-3", "nan", "inf", "soon", ""):
+            answer = await client.get("/trace", params={"seconds": seconds})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "seconds")
+        assert (await client.get("/trace")).json()["displayTimeUnit"] == "ms"

@@ -14,6 +14,7 @@ GOLDEN: dict[str, tuple[str, set[str]]] = {
     "vllm:request_success": ("counter", _DOOR | {"finished_reason"}),
     "pdserve:request_failure": ("counter", _DOOR | {"outcome"}),
     "pdserve:resubmissions": ("counter", _DOOR),
+    "pdserve:open_choices": ("gauge", _DOOR),
     "vllm:time_to_first_token_seconds": ("histogram", _DOOR),
     "vllm:inter_token_latency_seconds": ("histogram", _DOOR),
     "vllm:request_time_per_output_token_seconds": ("histogram", _DOOR),
@@ -81,7 +82,7 @@ def scrape(state: object) -> dict[str, object]:
     for reason in ("stop", "length"):
         streams._successes.labels("m", "door", "door-0", reason)
     streams._failures.labels("m", "door", "door-0", "failed")
-    text = render([streams.families()], ClusterSamples("m", state)).decode()  # type: ignore[arg-type]
+    text = render([streams.families(3)], ClusterSamples("m", state)).decode()  # type: ignore[arg-type]
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
@@ -115,5 +116,6 @@ def test_values_are_those_of_the_clusters_account() -> None:
 
 def test_a_silent_central_scheduler_is_told_instead_of_hiding_the_doors_metrics() -> None:
     assert value("pdserve:up") == 1
+    assert value("pdserve:open_choices", state=None, door="door-0") == 3
     assert value("pdserve:up", state=None) == 0
     assert value("vllm:prompt_tokens_total", state=None) == 0
