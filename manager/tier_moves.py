@@ -174,13 +174,19 @@ class TierMoves:
                 self._send_down(store, self.evictions.evict(store, short))
 
     def staged(self) -> list[SlotCopy]:
-        """Copies to make before publish: out of the lowest tiers first."""
+        """Copies to make before publish: out of the lowest tiers first.
+
+        A page that a suspension moved down in this transaction, and an eviction further down, is copied from where its
+        content is: its place between the two holds nothing yet when the lowest tiers are copied.
+        """
         pages = self._pages
-        sent = [
-            SlotCopy(pages.store[page], pages.slot[page], *target)
-            for page, target in self.evictions.destinations.items()
-        ]
-        return sorted([*self.copies.stages, *sent], key=lambda copy: -(copy.source_store // self._num_pool_groups))
+        origin = {(copy.target_store, copy.target_slot): copy[:2] for copy in self.copies.stages}
+        sent = []
+        for page, target in self.evictions.destinations.items():
+            source = (pages.store[page], pages.slot[page])
+            sent.append(SlotCopy(*origin.pop(source, source), *target))
+        stages = [copy for copy in self.copies.stages if (copy.target_store, copy.target_slot) in origin]
+        return sorted([*stages, *sent], key=lambda copy: -(copy.source_store // self._num_pool_groups))
 
     def break_tier(self, store: int) -> None:
         """Its tier takes no pages any more; what it has can still be read."""

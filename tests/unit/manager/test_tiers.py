@@ -152,6 +152,24 @@ def test_resume_waits_below_the_watermark_unless_nothing_runs(audited: Register)
     tiered.resume(first)
 
 
+@pytest.mark.parametrize("host", [2, 3, 4])
+def test_a_page_that_moves_two_tiers_down_in_one_plan_keeps_its_bytes(audited: Register, host: int) -> None:
+    """Suspended and then let go, its pages are cached in a host tier without a free slot: one goes on to the disk."""
+    tiered = Tiered(device=6, host=host, disk=6)
+    manager, request = audited(tiered.manager), FakeRequest("a", list(range(18)))
+    tiered.compute(request)
+    plan = manager.begin_plan()
+    granted(manager.suspend_request(request))
+    manager.pause_for_recompute(request)
+    plan.commit()
+    again = FakeRequest("again", list(range(18)))
+    plan = manager.begin_plan()
+    assert granted(manager.prepare_context(again)).reused_tokens == 16
+    plan.commit()
+    assert manager.finish_fills() == ()
+    tiered.contents.check(manager, again.request_id, again.token_ids)
+
+
 def test_a_reservation_cannot_be_suspended(tiered: Tiered) -> None:
     manager, request = tiered.manager, FakeRequest("a", list(range(5)))
     plan = manager.begin_plan()
