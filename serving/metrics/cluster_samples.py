@@ -44,6 +44,11 @@ _WORKER_COUNTS = (
 )
 _CENTRAL_COUNTS = (
     ("pdserve:routing_decisions", "dispatches", "Halves of requests that were given to a worker."),
+    ("pdserve:routed_cached_tokens", "routed_cached_tokens", "Prompt tokens believed cached where they were routed."),
+    ("pdserve:routed_uncached_tokens", "routed_uncached_tokens", "Of routed prompts, the others."),
+    ("pdserve:routed_by_prefix", "routed_by_prefix", "Choices of a worker with more load for what it has cached."),
+    ("pdserve:local_prefills", "local_prefills", "Prompts given to generation workers to compute."),
+    ("pdserve:local_prefills_refused", "local_prefills_refused", "Of those short enough, too many were waiting there."),
     ("pdserve:offers", "offers", "Offers to generation workers."),
     ("pdserve:retries", "retries", "Attempts that were lost and begun again."),
     ("pdserve:lost_workers", "lost_workers", "Lives of workers that were fenced."),
