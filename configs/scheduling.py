@@ -75,6 +75,7 @@ class CentralConfig(Section):
         missed_heartbeats: heartbeats in a row whose absence means dead.
         door_deadline_s: a door that is silent for so long is dead, and its requests are cancelled.
         request_deadline_s: from submission to the terminal event.
+        share_choices: choices of one prompt share its prefill and its transfer; never in generation-first dispatch.
         takeover_timeout_s: a new term waits so long for the answers of workers and doors that live.
     """
 
@@ -87,6 +88,7 @@ class CentralConfig(Section):
     door_deadline_s: float = 10.0
     request_deadline_s: float = 600.0
     takeover_timeout_s: float = 5.0
+    share_choices: bool = True
 
     def __post_init__(self) -> None:
         """Refuse bad values."""

@@ -11,11 +11,12 @@ from dataclasses import replace
 from manager import WorkerName
 from scheduler.arrival_queue import ArrivalQueue
 from scheduler.central_books import CentralBooks
+from scheduler.choice_groups import give_share, take_sharers
 from scheduler.introductions import HoldingKind
 from scheduler.ledger import WorkerRecord
 from scheduler.messages import OfferGeneration, RunContext, RunLocal, WorkerRole
 from scheduler.router import Router
-from scheduler.spec import RequestSpec
+from scheduler.spec import Follower, RequestSpec
 from scheduler.tracked_request import Phase, TrackedRequest
 
 
@@ -77,16 +78,23 @@ class Dispatcher:
         ]
 
     def _start_context(self, request: TrackedRequest, worker: WorkerName, now_s: float) -> None:
-        attempt_id = self._books.ensure_attempt(request)
-        record = self._books.ledger.record(worker)
-        if record is not None and record.registration.role is WorkerRole.MIXED:
+        books, spec = self._books, request.spec
+        sharers = take_sharers(books, request)
+        attempt_id = books.ensure_attempt(request)
+        record = books.ledger.record(worker)
+        is_mixed = record is not None and record.registration.role is WorkerRole.MIXED
+        kind = HoldingKind.LOCAL if is_mixed else HoldingKind.CONTEXT
+        followers = tuple([give_share(books, worker, sharer, kind) for sharer in sharers])
+        if is_mixed:
             request.enter(Phase.LOCAL)
             request.generation_worker = worker
-            self._books.give(worker, request, HoldingKind.LOCAL, RunLocal(attempt_id, request.spec), now_s)
-            return
-        request.enter(Phase.CONTEXT)
-        request.context_worker = worker
-        self._books.give(worker, request, HoldingKind.CONTEXT, RunContext(attempt_id, request.spec), now_s)
+            sequence = books.give(worker, request, kind, RunLocal(attempt_id, spec, followers), now_s)
+        else:
+            request.enter(Phase.CONTEXT)
+            request.context_worker = worker
+            sequence = books.give(worker, request, kind, RunContext(attempt_id, spec, followers), now_s)
+        for sharer in sharers:
+            books.hold(worker, sharer, kind, sequence, now_s)
 
     def _offer(self, request: TrackedRequest, worker: WorkerName, now_s: float) -> None:
         attempt_id = self._books.ensure_attempt(request)
@@ -94,7 +102,12 @@ class Dispatcher:
         request.generation_worker = worker
         self._books.credit.spend(worker)
         self._books.counters["offers"] += 1
-        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff)
+        followers = tuple(
+            Follower(follower.attempt_id, _as_computed(follower), follower.handoff.first_token_id)
+            for follower in request.followers
+            if follower.attempt_id is not None and follower.handoff is not None
+        )
+        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff, followers)
         self._books.give(worker, request, HoldingKind.OFFER, offer, now_s)
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from manager import Epoch, LeaseId, ManagerStats, WorkerName
-from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term, TokenLogprobs
+from scheduler.spec import AttemptId, DoorName, FinishReason, Follower, RequestSpec, RequestUid, Term, TokenLogprobs
 
 
 class WorkerRole(StrEnum):
@@ -88,6 +88,7 @@ class RunContext:
 
     attempt_id: AttemptId
     spec: RequestSpec
+    followers: tuple[Follower, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class RunLocal:
 
     attempt_id: AttemptId
     spec: RequestSpec
+    followers: tuple[Follower, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class OfferGeneration:
     attempt_id: AttemptId
     spec: RequestSpec
     handoff: Handoff | None
+    followers: tuple[Follower, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +164,14 @@ class CommandBatch:
 
 @dataclass(frozen=True, slots=True)
 class ContextDone:
-    """The context half ended well. `handoff` is None when the first token ended the request."""
+    """The context half ended well. `handoff` is None when the first token ended the request.
+
+    `carrier`: the attempt whose lease the ticket names, where this one only shared its context.
+    """
 
     attempt_id: AttemptId
     handoff: Handoff | None
+    carrier: AttemptId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +202,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Activated:
-    """The pages are verified and the request decodes here; the lease is settled."""
+    """The pages are verified and the request decodes here, as `followers` will; the lease is settled."""
 
     attempt_id: AttemptId
+    followers: tuple[AttemptId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

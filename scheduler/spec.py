@@ -132,6 +132,7 @@ class RequestSpec:
         stop: when it ends.
         priority: higher first.
         is_continuation: the door submits it again; it was admitted before.
+        group: choices of one prompt, submitted together, have the same: they may share its prefill.
         reuse_scope: KV blocks are shared only within one scope.
     """
 
@@ -144,3 +145,16 @@ class RequestSpec:
     priority: int = 0
     reuse_scope: str = ""
     is_continuation: bool = False
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A further choice of a prompt, on its way with the choice whose prefill it shares.
+
+    `first_token_id`: drawn with that one's; None before.
+    """
+
+    attempt_id: AttemptId
+    spec: RequestSpec
+    first_token_id: int | None = None

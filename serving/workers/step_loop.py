@@ -227,11 +227,12 @@ class WorkerLoop:
                 self._generation_side.offer(command, now_s)
                 self._phases.enter(command.attempt_id, "offer", now_s)
             else:
-                self._scheduler.add_context(command.attempt_id, command.spec, now_s)
-                self._phases.enter(command.attempt_id, "queue", now_s)
+                self._scheduler.add_context(command.attempt_id, command.spec, now_s, command.followers)
+                for attempt_id in (command.attempt_id, *(follower.attempt_id for follower in command.followers)):
+                    self._phases.enter(attempt_id, "queue", now_s)
         except InvalidRequest as error:
-            kind = ErrorKind.NEVER_FITS
-            self._outbox.report(Failed(command.attempt_id, kind, str(error), retriable=False))
+            for attempt_id in (command.attempt_id, *(follower.attempt_id for follower in command.followers)):
+                self._outbox.report(Failed(attempt_id, ErrorKind.NEVER_FITS, str(error), retriable=False))
 
     def _end(self, attempt_id: AttemptId, now_s: float) -> None:
         request = self._scheduler.get(attempt_id)
@@ -291,7 +292,7 @@ class WorkerLoop:
         for chunk in output.contexts:
             self._phases.enter(chunk.request.attempt_id, "context", started_s)
         try:
-            result = self._parts.engine.step(self._parts.batch_builder.build(output))
+            result = self._parts.engine.step(self._parts.batch_builder.build(output, self._scheduler.drawers))
         except Exception as error:  # the engine is arbitrary code over arbitrary memory: V22 covers all of it
             _log.exception("step %d failed", output.iteration)
             self._abandon(output, error)
@@ -307,7 +308,7 @@ class WorkerLoop:
             self._fail(request, ErrorKind.ENGINE, message, retriable=False)
 
     def _complete(self, output: SchedulerOutput, result: StepResult) -> None:
-        requests = [chunk.request for chunk in output.contexts if chunk.is_last]
+        requests = [request for chunk in output.contexts for request in self._scheduler.drawers(chunk)]
         requests += output.generations
         drawn = {}
         for request in requests:
@@ -330,6 +331,9 @@ class WorkerLoop:
                 self._finish(request, token.finish_reason)
         for request, lease in completed.leases:
             self._context_side.hand_over(request, lease, now_s)
+            self._forget(request.attempt_id)
+        for request, carrier in completed.shared:
+            self._context_side.share(request, carrier)
             self._forget(request.attempt_id)
         for request, fault in faults.values():
             self._scheduler.fail(request.attempt_id, now_s)
