@@ -79,7 +79,9 @@ def on_group_activated(
     for attempt_id in followers:
         follower = wanted.get(attempt_id)
         if follower is None:
-            books.cancel(worker, attempt_id, now_s)
+            running = books.attempts.get(attempt_id)
+            if running is None or running.generation_worker != worker:
+                books.cancel(worker, attempt_id, now_s)
             continue
         follower.leader = None
         follower.enter(Phase.GENERATION)

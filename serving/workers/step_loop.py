@@ -333,7 +333,8 @@ class WorkerLoop:
             self._context_side.hand_over(request, lease, now_s)
             self._forget(request.attempt_id)
         for request, carrier in completed.shared:
-            self._context_side.share(request, carrier)
+            if request.attempt_id not in faults:
+                self._context_side.share(request, carrier)
             self._forget(request.attempt_id)
         for request, fault in faults.values():
             self._scheduler.fail(request.attempt_id, now_s)

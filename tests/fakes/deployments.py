@@ -92,6 +92,12 @@ class Deployment:
         """A counter, summed over the workers."""
         return sum(worker.snapshot().counters.get(name, 0) for worker in self.cluster.workers.values())
 
+    def central_counts(self) -> dict[str, int]:
+        """The counters of the central scheduler."""
+        counters = self.cluster.central.state(time.monotonic())["counters"]
+        assert isinstance(counters, dict)
+        return counters
+
     def tokens_of(self, uid: RequestUid) -> list[int]:
         """What has reached the client so far."""
         return self._tokens[uid]

@@ -80,7 +80,7 @@ def test_shared_choices_have_the_tokens_of_single_requests(
         alone = [single.run([uid])[0] for uid in single.submit_choices(prompt, 4, 12, sampling)]
         assert together == alone
         assert (len(set(map(tuple, together))) == 1) == (sampling is GREEDY)
-    assert shared.cluster.central.state(0.0)["counters"]["shared_contexts"] == 3 * len(PROMPTS)
+    assert shared.central_counts()["shared_contexts"] == 3 * len(PROMPTS)
     assert shared.counts("forks") == 3 * len(PROMPTS)
     assert single.counts("forks") == 0
 
@@ -93,7 +93,7 @@ def test_four_choices_take_one_prefill_and_one_transfer(make: Make, monkeypatch:
     assert deployment.counts("transfers") == 1
     assert deployment.counts("shared_prefills") == 3
     assert deployment.counts("forks") == 3
-    assert deployment.counts("divergences") == 0
+    assert deployment.central_counts()["divergences"] == 0
     deployment.settle_down()
 
 
@@ -141,7 +141,7 @@ def test_a_choice_that_is_cancelled_leaves_the_others_alone(make: Make, place: i
         assert tokens[: len(deployment.tokens_of(uid))] == deployment.tokens_of(uid)
         assert uid in lost or uid == uids[place] or deployment.tokens_of(uid) == tokens
     deployment.settle_down()
-    assert deployment.counts("divergences") == 0
+    assert deployment.central_counts()["divergences"] == 0
 
 
 @pytest.mark.parametrize("turns", range(0, 9))
@@ -153,7 +153,7 @@ def test_a_client_that_leaves_takes_all_choices_with_it(make: Make, turns: int) 
     deployment.cluster.cancel(DOOR, uids)
     deployment.settle_down()
     assert deployment.notices == []
-    assert deployment.cluster.central.state(0.0)["counters"]["cancelled"] == 4
+    assert deployment.central_counts()["cancelled"] == 4
 
 
 def test_more_choices_than_the_pools_hold_at_once_all_come_to_their_end(make: Make) -> None:
