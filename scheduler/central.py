@@ -267,7 +267,7 @@ class CentralScheduler:
 
     def cancel(self, door: DoorName, uids: Sequence[RequestUid], now_s: float) -> None:
         """Give requests of this door up everywhere. Ended and unknown ones are ignored."""
-        for uid in uids:
+        for uid in reversed(uids):  # those that follow another choice go before it
             request = self._books.requests.get(uid)
             if request is not None and request.door == door:
                 self._endings.cancel(request, now_s)

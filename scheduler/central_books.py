@@ -31,6 +31,8 @@ COUNTER_NAMES = (
     "retries",
     "dispatches",
     "offers",
+    "shared_contexts",
+    "shared_transfers",
     "deferrals",
     "transfers",
     "ticket_bytes",
@@ -70,6 +72,7 @@ class CentralBooks:
         contexts: requests that wait for a context (or mixed) worker.
         offers: requests that wait for a generation worker.
         requests: every open request, oldest submission first.
+        groups: of those, the choices of one prompt, by `RequestSpec.group`.
         attempts: of those, the running ones by attempt.
         counters: cumulative. submitted + resubmitted = completed + failed + handed_back + cancelled + open: what
             a door submits again (is_continuation) is no new request, and what it is asked to submit again
@@ -91,6 +94,7 @@ class CentralBooks:
         self.contexts: ArrivalQueue[TrackedRequest] = ArrivalQueue()
         self.offers: ArrivalQueue[TrackedRequest] = ArrivalQueue()
         self.requests: dict[RequestUid, TrackedRequest] = {}
+        self.groups: dict[str, list[TrackedRequest]] = {}
         self.attempts: dict[AttemptId, TrackedRequest] = {}
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTER_NAMES, 0))
         self.is_taking_over = False
@@ -113,6 +117,8 @@ class CentralBooks:
         key = (arrival - self.config.arrivals_per_priority * spec.priority, arrival)
         request = TrackedRequest(spec, door, key, now_s, self.first_phase())
         self.requests[spec.uid] = request
+        if spec.group:
+            self.groups.setdefault(spec.group, []).append(request)
         self.counters["resubmitted" if spec.is_continuation else "submitted"] += 1
         self.enqueue(request)
 
@@ -177,6 +183,11 @@ class CentralBooks:
         self._forget_attempt(request)
         self.dequeue(request)
         del self.requests[request.spec.uid]
+        group = self.groups.get(request.spec.group)
+        if group is not None:
+            group.remove(request)
+            if not group:
+                del self.groups[request.spec.group]
 
     def _forget_attempt(self, request: TrackedRequest) -> None:
         if request.attempt_id is not None:
@@ -186,14 +197,19 @@ class CentralBooks:
 
     def give(
         self, load: WorkerLoad, request: TrackedRequest, kind: HoldingKind, command: WorkerCommand, now_s: float
-    ) -> None:
-        """Send a command that makes the chosen worker hold a part of the request's attempt."""
+    ) -> int:
+        """Make the chosen worker hold a part of the attempt by a command; returns the number of its batch."""
         self.counters["dispatches"] += 1
-        worker = load.worker
-        sequence = self.outbox.send(worker, command)
+        sequence = self.outbox.send(load.worker, command)
+        self.hold(load, request, kind, sequence, now_s)
+        return sequence
+
+    def hold(self, load: WorkerLoad, request: TrackedRequest, kind: HoldingKind, sequence: int, now_s: float) -> None:
+        """The worker holds a part of the attempt since the command of this number, which may have been another's."""
         num_tokens = request.total_tokens
         if kind is HoldingKind.CONTEXT:  # what it has to compute; pages are not what a context worker is short of
             num_tokens = request.context_tokens - load.num_cached_tokens
+        worker = load.worker
         self.ledger.add(worker, self.ensure_attempt(request), Holding(kind, num_tokens, sequence, now_s))
 
     def cancel(self, worker: WorkerName, attempt_id: AttemptId, now_s: float) -> None:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from scheduler.arrival_queue import ArrivalQueue
 from scheduler.central_books import CentralBooks
 from scheduler.central_routing import CentralRouting
+from scheduler.choice_groups import take_sharers
 from scheduler.introductions import HoldingKind
 from scheduler.ledger import WorkerRecord
 from scheduler.messages import OfferGeneration, RunContext, RunLocal, WorkerRole
 from scheduler.router import WorkerLoad
-from scheduler.spec import RequestSpec
+from scheduler.spec import Follower, RequestSpec
 from scheduler.states import RequestState
 from scheduler.tracked_request import Phase, TrackedRequest
 
@@ -97,20 +98,27 @@ class Dispatcher:
         if record is not None and record.registration.role is WorkerRole.MIXED:
             self._start_local(request, chosen, now_s)
             return
+        sharers, followers = take_sharers(self._books, request, chosen.worker, HoldingKind.CONTEXT)
         attempt_id = self._books.ensure_attempt(request)
         request.enter(Phase.CONTEXT)
         request.context_worker = chosen.worker
         has_reader = request.generation_worker is not None
         waited_s = now_s - request.waiting_since_s
-        command = RunContext(attempt_id, request.spec, has_reader=has_reader, waited_s=waited_s)
-        self._books.give(chosen, request, HoldingKind.CONTEXT, command, now_s)
+        command = RunContext(attempt_id, request.spec, followers, has_reader=has_reader, waited_s=waited_s)
+        sequence = self._books.give(chosen, request, HoldingKind.CONTEXT, command, now_s)
+        for sharer in sharers:  # a shared prompt is computed once
+            all_cached = replace(chosen, num_cached_tokens=sharer.context_tokens)
+            self._books.hold(all_cached, sharer, HoldingKind.CONTEXT, sequence, now_s)
 
     def _start_local(self, request: TrackedRequest, chosen: WorkerLoad, now_s: float) -> None:
+        sharers, followers = take_sharers(self._books, request, chosen.worker, HoldingKind.LOCAL)
         attempt_id = self._books.ensure_attempt(request)
         request.enter(Phase.LOCAL)
         request.generation_worker = chosen.worker
-        waited_s = now_s - request.waiting_since_s
-        self._books.give(chosen, request, HoldingKind.LOCAL, RunLocal(attempt_id, request.spec, waited_s), now_s)
+        command = RunLocal(attempt_id, request.spec, followers, waited_s=now_s - request.waiting_since_s)
+        sequence = self._books.give(chosen, request, HoldingKind.LOCAL, command, now_s)
+        for sharer in sharers:
+            self._books.hold(chosen, sharer, HoldingKind.LOCAL, sequence, now_s)
 
     def _offer(self, request: TrackedRequest, chosen: WorkerLoad, now_s: float) -> None:
         attempt_id = self._books.ensure_attempt(request)
@@ -118,7 +126,13 @@ class Dispatcher:
         request.generation_worker = chosen.worker
         self._books.credit.spend(chosen.worker)
         self._books.counters["offers"] += 1
-        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff, now_s - request.waiting_since_s)
+        followers = tuple(
+            Follower(follower.attempt_id, _as_computed(follower), follower.handoff.first_token_id)
+            for follower in request.followers
+            if follower.attempt_id is not None and follower.handoff is not None
+        )
+        waited_s = now_s - request.waiting_since_s
+        offer = OfferGeneration(attempt_id, _as_computed(request), request.handoff, followers, waited_s=waited_s)
         self._books.give(chosen, request, HoldingKind.OFFER, offer, now_s)
 
 

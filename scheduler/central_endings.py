@@ -68,6 +68,7 @@ class Endings:
     def _release(self, request: TrackedRequest, now_s: float) -> None:
         """Cancel the attempt wherever a part of it is still held."""
         books, attempt_id = self._books, request.attempt_id
+        self._leave_group(request, now_s)
         if attempt_id is None:
             return
         if request.context_worker is not None:
@@ -77,3 +78,16 @@ class Endings:
                 books.cancel(request.context_worker, attempt_id, now_s)
         if request.generation_worker is not None and books.ledger.holding(request.generation_worker, attempt_id):
             books.cancel(request.generation_worker, attempt_id, now_s)
+
+    def _leave_group(self, request: TrackedRequest, now_s: float) -> None:
+        """A follower is dropped where its leader's offer is; without the leader each goes on alone, by its door."""
+        leader, followers = request.leader, request.followers
+        request.leader, request.followers = None, []
+        if leader is not None:
+            leader.followers.remove(request)
+            if leader.generation_worker is not None and request.attempt_id is not None:
+                self._books.cancel(leader.generation_worker, request.attempt_id, now_s)
+        for follower in followers:
+            follower.leader = None
+            message = f"request {follower.spec.uid}: it shared the transfer of {request.spec.uid}, which has ended"
+            self.lose_attempt(follower, Fault(ErrorKind.TRANSFER, message, is_retriable=True), now_s)

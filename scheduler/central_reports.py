@@ -10,6 +10,7 @@ from typing import assert_never
 from manager import WorkerName
 from scheduler.central_books import CentralBooks
 from scheduler.central_endings import Endings, Fault
+from scheduler.choice_groups import on_context_shared, on_group_activated
 from scheduler.introductions import HoldingKind
 from scheduler.ledger import Holding
 from scheduler.messages import (
@@ -29,6 +30,7 @@ from scheduler.messages import (
     WorkerReport,
 )
 from scheduler.prefix_changes import PrefixesChanged
+from scheduler.spec import AttemptId
 from scheduler.tickets import ContextPart, DeliverPart
 from scheduler.tracked_request import Phase, TrackedRequest
 
@@ -64,16 +66,16 @@ class ReportHandler:
         is_context = worker == request.context_worker
         is_generation = worker == request.generation_worker
         match report:
-            case ContextDone(handoff=handoff):
-                applied = is_context and self._on_context_done(request, handoff, now_s)
+            case ContextDone(handoff=handoff, carrier=carrier):
+                applied = is_context and self._on_context_done(request, handoff, carrier, now_s)
             case LeaseEnded(settled=settled):
                 applied = is_context and self._on_lease_ended(request, now_s, settled=settled)
             case Deferred():
                 applied = is_generation and self._on_deferred(request, now_s)
             case Reserved():
                 applied = is_generation and self._on_reserved(request)
-            case Activated():
-                applied = is_generation and self._on_activated(request)
+            case Activated(followers=followers):
+                applied = is_generation and self._on_activated(request, followers, now_s)
             case Finished():
                 applied = is_generation and self._on_finished(request, now_s)
             case Failed(kind=kind, message=message, retriable=retriable):
@@ -92,10 +94,15 @@ class ReportHandler:
 
     # -- the context half --------------------------------------------------------------------------
 
-    def _on_context_done(self, request: TrackedRequest, handoff: Handoff | None, now_s: float) -> bool:
+    def _on_context_done(
+        self, request: TrackedRequest, handoff: Handoff | None, carrier: AttemptId | None, now_s: float
+    ) -> bool:
         worker, attempt_id = request.context_worker, request.attempt_id
         if request.phase is not Phase.CONTEXT or worker is None or attempt_id is None:
             return False
+        if handoff is not None and carrier is not None:
+            on_context_shared(self._books, self._endings, request, handoff, carrier, now_s)
+            return True
         if handoff is None:
             self._books.ledger.release(worker, attempt_id)
             self._endings.complete(request, now_s)
@@ -151,7 +158,7 @@ class ReportHandler:
             self._books.enqueue(request)
         return True
 
-    def _on_activated(self, request: TrackedRequest) -> bool:
+    def _on_activated(self, request: TrackedRequest, followers: tuple[AttemptId, ...], now_s: float) -> bool:
         worker, attempt_id, handoff = request.generation_worker, request.attempt_id, request.handoff
         if request.phase is not Phase.TRANSFER or worker is None or attempt_id is None or handoff is None:
             return False
@@ -160,6 +167,7 @@ class ReportHandler:
         request.is_lease_open = False
         self._books.counters["transfers"] += 1
         self._books.counters["ticket_bytes"] += handoff.ticket.total_bytes
+        on_group_activated(self._books, worker, request, followers, now_s)
         return True
 
     def _on_finished(self, request: TrackedRequest, now_s: float) -> bool:
@@ -192,6 +200,8 @@ class ReportHandler:
     # -- reports about what is over ----------------------------------------------------------------
 
     def _settle_late(self, worker: WorkerName, report: AttemptReport, now_s: float) -> None:
+        if isinstance(report, Activated):
+            on_group_activated(self._books, worker, None, report.followers, now_s)
         holding = self._books.ledger.holding(worker, report.attempt_id)
         if holding is None:
             self._on_stranger(worker, report, now_s)

@@ -178,7 +178,7 @@ class ContextPlanner:
         """
         plan = self._plan
         mark = plan.mark()
-        claim = plan.manager.prepare_context(request)
+        claim = self._claim(request)
         if isinstance(claim, Refusal):
             return claim
         plan.budget.commit(claim)
@@ -204,6 +204,18 @@ class ContextPlanner:
         if request.num_reused_tokens is None:
             plan.decisions.claims.append((request, claim.reused_tokens))
         return ContextChunk(request, start, num_tokens, is_last=num_tokens == remaining)
+
+    def _claim(self, request: Request) -> Grant | Refusal:
+        """What others have of it: the pages of a running choice of the same prompt, or a prefix in the cache."""
+        manager, source = self._plan.manager, request.source
+        if source is not None and not manager.has_cache(request.request_id):
+            answer = manager.fork(source, request)
+            if isinstance(answer, Grant):
+                self._plan.decisions.forked.append(request)
+                return answer
+            if answer.reason is not RefusalReason.CANNOT_FORK:
+                return answer
+        return manager.prepare_context(request)
 
     def _growth_shortage(self, request_id: RequestId) -> Refusal | None:
         """Room for the decodes comes first (B5): a context that took it would be their victim at once."""

@@ -66,6 +66,10 @@ class HandoffOutcomes:
         request.on_event(AttemptEvent.TRANSFER_DONE, now_s)
         request.on_event(AttemptEvent.ACTIVATED, now_s)
         self._table.move_to_generations(request)
+        for follower in self._table.take_followers(request):
+            assert follower.first_token_id is not None, "an offer brings the first token of each choice"
+            follower.append_token(follower.first_token_id)
+            self._table.waiting.push(follower)
         return request
 
     def on_receive_ended(self, request_id: RequestId, now_s: float) -> Request | None:

@@ -15,22 +15,44 @@ from typing import Protocol
 
 from manager import LeaseId, PageLease, RequestId
 from scheduler.messages import Handoff
-from scheduler.output import AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
+from scheduler.output import AbandonedStep, CompletedStep, ContextChunk, DrawnToken, SchedulerOutput
 from scheduler.request import Request
-from scheduler.spec import AttemptId, RequestSpec
+from scheduler.spec import AttemptId, Follower, RequestSpec
 
 
 class IterationScheduler(Protocol):
     """What `KVCacheV2Scheduler` offers."""
 
-    def add_context(self, attempt_id: AttemptId, spec: RequestSpec, now_s: float) -> Request:
-        """Queue a context. Raises RequestTooLarge (nothing queued) when it can never fit."""
+    def add_context(
+        self, attempt_id: AttemptId, spec: RequestSpec, now_s: float, followers: Sequence[Follower] = ()
+    ) -> Request:
+        """Queue a context. Raises RequestTooLarge (nothing queued) when it can never fit.
+
+        `followers`, choices of the same prompt, draw their first tokens from its logits and go on alone, forked from
+        it where they can be. Should it end before, the first of them computes the context.
+        """
+        ...
+
+    def drawers(self, chunk: ContextChunk) -> Sequence[Request]:
+        """Who draws a token from the logits of a chunk of the open step, its own request first."""
         ...
 
     def add_generation_offer(
-        self, attempt_id: AttemptId, spec: RequestSpec, handoff: Handoff | None, now_s: float
+        self,
+        attempt_id: AttemptId,
+        spec: RequestSpec,
+        handoff: Handoff | None,
+        now_s: float,
+        followers: Sequence[Follower] = (),
     ) -> Request:
-        """Queue an offer for the next plan. It holds nothing (C1a). Raises RequestTooLarge."""
+        """Queue an offer for the next plan. It holds nothing (C1a). Raises RequestTooLarge.
+
+        `followers` have their first tokens: they start once it is activated, forked from it, and end with it before.
+        """
+        ...
+
+    def followers_of(self, request_id: RequestId) -> Sequence[Request]:
+        """Who waits for the context, or the transfer, of this attempt."""
         ...
 
     def cancel(self, attempt_id: AttemptId, now_s: float) -> Request | None:

@@ -38,6 +38,7 @@ class PassDecisions:
         started: those of them that have a chunk now, or have failed.
         num_duplicates: those of them that wait a pass for blocks that another computes.
         claims: tokens that each context found in the cache.
+        forked: contexts that began as a running choice of the same prompt; those that were taken back are among them.
         resumed: requests whose suspended cache became active again.
         pushed_out: victims in order; True when suspended, False when paused for recompute.
         reserved: offers that became reservations.
@@ -53,6 +54,7 @@ class PassDecisions:
     num_duplicates: int = 0
     started: list[Request] = field(default_factory=list)
     claims: list[tuple[Request, int]] = field(default_factory=list)
+    forked: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     pushed_out: dict[RequestId, tuple[Request, bool]] = field(default_factory=dict)
     reserved: list[Request] = field(default_factory=list)

@@ -27,18 +27,26 @@ from scheduler.handoff_outcomes import HandoffOutcomes
 from scheduler.iteration_pass import IterationPass, PassDecisions
 from scheduler.messages import Handoff, WorkerRole
 from scheduler.offer_planner import OfferPlanner
-from scheduler.output import OLDER_REQUEST_WAITS, AbandonedStep, CompletedStep, DrawnToken, SchedulerOutput
+from scheduler.output import (
+    OLDER_REQUEST_WAITS,
+    AbandonedStep,
+    CompletedStep,
+    ContextChunk,
+    DrawnToken,
+    SchedulerOutput,
+)
 from scheduler.pass_effects import PassEffects
 from scheduler.policy import CacheShape, Ordering, PageReckoning
 from scheduler.request import Request
 from scheduler.request_table import Offer, RequestTable
-from scheduler.spec import AttemptId, RequestSpec
+from scheduler.spec import AttemptId, Follower, RequestSpec
 from scheduler.states import AttemptEvent, AttemptState
 from scheduler.step_completion import StepCompletion
 
 _COUNTER_NAMES = (
     "iterations", "deferrals", "rollbacks", "suspensions", "recomputes", "resumes", "abandoned_steps",
     "lost_pages", "late_signals", "duplicate_deferrals", "sent_away",
+    "forks", "shared_prefills",
 )  # fmt: skip
 
 
@@ -92,20 +100,51 @@ class KVCacheV2Scheduler:
 
     # -- arrivals ------------------------------------------------------------------------------------
 
-    def add_context(self, attempt_id: AttemptId, spec: RequestSpec, now_s: float) -> Request:
-        """Queue a context. Raises RequestTooLarge or InvalidRequest; nothing is queued then."""
+    def add_context(
+        self, attempt_id: AttemptId, spec: RequestSpec, now_s: float, followers: Sequence[Follower] = ()
+    ) -> Request:
+        """Queue a context, and who shares it. Raises RequestTooLarge or InvalidRequest; nothing is queued then."""
         request = self._arrive(attempt_id, spec, AttemptState.CONTEXT_INIT, now_s)
+        self._follow(request, followers, now_s)
         self._table.waiting.push(request)
+        self._counters["shared_prefills"] += len(followers)
         return request
 
+    def _follow(self, request: Request, followers: Sequence[Follower], now_s: float) -> None:
+        """Let them arrive behind `request`, or let it go, too, and raise."""
+        sharing: list[Request] = []
+        try:
+            for follower in followers:
+                sharing.append(self._arrive(follower.attempt_id, follower.spec, AttemptState.CONTEXT_INIT, now_s))
+                sharing[-1].first_token_id = follower.first_token_id
+        except InvalidRequest:
+            for arrived in (request, *sharing):
+                self._table.leave(arrived)
+            raise
+        self._table.follow(request, sharing)
+
+    def followers_of(self, request_id: RequestId) -> Sequence[Request]:
+        """Who waits for the context, or the transfer, of this attempt."""
+        return tuple(self._table.followers.get(request_id, ()))
+
+    def drawers(self, chunk: ContextChunk) -> Sequence[Request]:
+        """Who draws a token from the logits of a chunk of the open step, its own request first."""
+        return self._table.drawers(chunk)
+
     def add_generation_offer(
-        self, attempt_id: AttemptId, spec: RequestSpec, handoff: Handoff | None, now_s: float
+        self,
+        attempt_id: AttemptId,
+        spec: RequestSpec,
+        handoff: Handoff | None,
+        now_s: float,
+        followers: Sequence[Follower] = (),
     ) -> Request:
         """Queue an offer for the next plan; it holds nothing. Raises RequestTooLarge or InvalidRequest."""
         if self._role is WorkerRole.CONTEXT:
             msg = f"{attempt_id}: a context worker takes no offers"
             raise InvalidRequest(msg)
         request = self._arrive(attempt_id, spec, AttemptState.DISAGG_GENERATION_INIT, now_s)
+        self._follow(request, followers, now_s)
         num_bytes = None if handoff is None else handoff.ticket.total_bytes
         self._table.offers[request.request_id] = Offer(request, num_bytes)
         return request
@@ -330,7 +369,10 @@ class KVCacheV2Scheduler:
         ordering, table = self._table.ordering, self._table
         paused = [r for r in table.contexts.values() if not self._manager.has_cache(r.request_id)]
         offers = [offer.request for offer in table.offers.values()]
-        return [*ordering.first_to_last(paused), *offers, *table.waiting.in_order()]
+        following = [
+            follower for group in table.followers.values() for follower in group if follower.first_token_id is None
+        ]
+        return [*ordering.first_to_last(paused), *offers, *table.waiting.in_order(), *following]
 
     @property
     def has_work(self) -> bool:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from manager import Epoch, LeaseId, ManagerStats, WorkerName
 from scheduler.durations import PhaseDurations
 from scheduler.prefix_changes import PrefixesChanged
-from scheduler.spec import AttemptId, DoorName, FinishReason, RequestSpec, RequestUid, Term, TokenLogprobs
+from scheduler.spec import AttemptId, DoorName, FinishReason, Follower, RequestSpec, RequestUid, Term, TokenLogprobs
 from scheduler.tickets import ContextPart, DeliverPart
 from scheduler.tickets import Ticket as Ticket  # part of the messages' vocabulary
 
@@ -67,6 +67,7 @@ class RunContext:
 
     attempt_id: AttemptId
     spec: RequestSpec
+    followers: tuple[Follower, ...] = ()
     has_reader: bool = False
     waited_s: float = 0.0
 
@@ -81,6 +82,7 @@ class RunLocal:
 
     attempt_id: AttemptId
     spec: RequestSpec
+    followers: tuple[Follower, ...] = ()
     waited_s: float = 0.0
 
 
@@ -97,6 +99,7 @@ class OfferGeneration:
     attempt_id: AttemptId
     spec: RequestSpec
     handoff: Handoff | None
+    followers: tuple[Follower, ...] = ()
     waited_s: float = 0.0
 
 
@@ -151,10 +154,14 @@ class CommandBatch:
 
 @dataclass(frozen=True, slots=True)
 class ContextDone:
-    """The context half ended well. `handoff` is None when the first token ended the request."""
+    """The context half ended well. `handoff` is None when the first token ended the request.
+
+    `carrier`: the attempt whose lease the ticket names, where this one only shared its context.
+    """
 
     attempt_id: AttemptId
     handoff: Handoff | None
+    carrier: AttemptId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +192,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Activated:
-    """The pages are verified and the request decodes here; the lease is settled."""
+    """The pages are verified and the request decodes here, as `followers` will; the lease is settled."""
 
     attempt_id: AttemptId
+    followers: tuple[AttemptId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,5 +115,14 @@ class OfferPlanner:
         if self._set_aside is None:
             growing = chain(self._plan.decisions.decoding(), self._table.receiving.values())
             self._set_aside = self._reckoning.growth(growing)
-        own = self._reckoning.growth((newcomer,))
+        own = self._reckoning.growth((newcomer, *self._followers_to_seat(newcomer)))
         return {group: pages + own[group] for group, pages in self._set_aside.items()}
+
+    def _followers_to_seat(self, newcomer: Request) -> list[Request]:
+        """Each choice that comes with it needs a copy of the block where the prompt ends, and one to grow into.
+
+        Where nobody else is here, waiting would bring no more room: those that fit start, the others follow.
+        """
+        if not (self._table.num_admitted or self._plan.decisions.reserved):
+            return []
+        return self._table.followers.get(newcomer.request_id, []) * 2

@@ -109,11 +109,13 @@ class CompletedStep:
         tokens: (request, position, token) of every new token, in batch order; an accepted draft is a
             token like any other.
         leases: contexts that finished on a context worker and are now leased for a reader.
+        shared: contexts that travel with another's ticket, each with the one that is leased; already released.
         finished: requests that ended in this step; already released.
     """
 
     tokens: tuple[tuple[Request, int, DrawnToken], ...] = ()
     leases: tuple[tuple[Request, PageLease], ...] = ()
+    shared: tuple[tuple[Request, Request], ...] = ()
     finished: tuple[Request, ...] = ()
 
 

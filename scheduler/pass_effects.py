@@ -60,6 +60,8 @@ class PassEffects:
         for request, _ in decisions.failed:
             request.on_event(AttemptEvent.FAIL, now_s)
             self._table.leave(request)
+        chunked = {chunk.request.request_id for chunk in decisions.chunks}
+        self._counters["forks"] += len({request.request_id for request in decisions.forked} & chunked)
         num_recomputed = len(decisions.pushed_out) - num_suspended - len(sent_away)
         self._counters["suspensions"] += num_suspended
         self._counters["recomputes"] += num_recomputed

@@ -31,6 +31,8 @@ class Request:
         spec: what the door asked for.
         attempt_id: this try.
         arrival: order of arrival on this worker; smaller is older.
+        source: the choice of the same prompt whose prefill it shares; its cache can be forked while it is here.
+        first_token_id: drawn before this attempt came here, and added when its source is activated.
         failed_steps: steps that raised while it was in them (V22).
         num_reused_tokens: positions found in the cache by its first prefix claim here (cached_tokens).
         history: every event but TOKEN, oldest first; tokens are in `token_ids`.
@@ -44,11 +46,13 @@ class Request:
         "arrival",
         "attempt_id",
         "failed_steps",
+        "first_token_id",
         "history",
         "num_draft_tokens",
         "num_reused_tokens",
         "prompt_length",
         "request_id",
+        "source",
         "spec",
         "state",
         "token_ids",
@@ -62,6 +66,8 @@ class Request:
         self.attempt_id = attempt_id
         self.arrival = arrival
         self.state = state
+        self.source: Request | None = None
+        self.first_token_id: int | None = None
         self.failed_steps = 0
         self.num_draft_tokens = 0
         self.num_reused_tokens: int | None = None

@@ -5,16 +5,19 @@
     offers       DISAGG_GENERATION_INIT, holds nothing
     receiving    DISAGG_GENERATION_TRANS_IN_PROGRESS, a reservation
     generations  GENERATION_IN_PROGRESS, or GENERATION_PAUSED with a suspended cache
+    followers    CONTEXT_INIT, by the request whose prefill they share: they draw their first token from its logits,
+                 or have it and wait for the transfer
     leased       DISAGG_CONTEXT_TRANS_IN_PROGRESS, pages held for a remote reader
 
 Beside them: pages that outlive their attempt, `quarantined` (reads may still write into them) and the
 leases of cancelled contexts. Refuses to know the manager: the callers move pages and places together.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from manager import LeaseId, RequestId
+from scheduler.output import ContextChunk
 from scheduler.policy import Ordering
 from scheduler.request import Request
 from scheduler.spec import AttemptId
@@ -40,6 +43,7 @@ class RequestTable:
         "_by_id",
         "_generation_line",
         "contexts",
+        "followers",
         "generations",
         "leased",
         "offers",
@@ -58,6 +62,7 @@ class RequestTable:
         self.offers: dict[RequestId, Offer] = {}
         self.receiving: dict[RequestId, Request] = {}
         self.generations: dict[RequestId, Request] = {}
+        self.followers: dict[RequestId, list[Request]] = {}
         self.leased: dict[LeaseId, Request] = {}
         self.parts: set[LeaseId] = set()
         """Leases of what contexts that go on have filled so far."""
@@ -82,6 +87,43 @@ class RequestTable:
             place.pop(request_id, None)
         self._generation_line = None
         self.offers.pop(request_id, None)
+        self._leave_group(request)
+
+    def follow(self, leader: Request, followers: Sequence[Request]) -> None:
+        """`followers` wait for the leader's context; where it ends before, the first of them takes its place."""
+        if followers:
+            self.followers[leader.request_id] = list(followers)
+            for follower in followers:
+                follower.source = leader
+
+    def drawers(self, chunk: ContextChunk) -> list[Request]:
+        """Who draws a token from the logits of a chunk: nobody, or its request and those that follow it."""
+        if not chunk.is_last:
+            return []
+        return [chunk.request, *self.followers.get(chunk.request.request_id, ())]
+
+    def is_following(self, request: Request) -> bool:
+        """Whether it waits for another's context."""
+        return request.source is not None and request in self.followers.get(request.source.request_id, ())
+
+    def take_followers(self, leader: Request) -> list[Request]:
+        """They have drawn their first token, and wait from now on for a place of their own."""
+        return self.followers.pop(leader.request_id, [])
+
+    def _leave_group(self, request: Request) -> None:
+        rest = self.followers.pop(request.request_id, None)
+        if rest and rest[0].first_token_id is not None:
+            for follower in rest:  # without the transfer there is nothing to share here
+                self._by_id.pop(follower.request_id, None)
+        elif rest:
+            heir = rest.pop(0)
+            heir.source = None
+            self.waiting.push(heir)
+            self.follow(heir, rest)
+        elif request.source is not None:
+            others = self.followers.get(request.source.request_id, [])
+            if request in others:
+                others.remove(request)
 
     def move_to_generations(self, request: Request) -> None:
         """Its context is computed here, or its transfer is verified."""
@@ -108,7 +150,7 @@ class RequestTable:
 
     def move_to_leased(self, request: Request, lease_id: LeaseId) -> None:
         """Its context is computed and held for a reader."""
-        self.contexts.pop(request.request_id)
+        self.contexts.pop(request.request_id, None)
         self.leased[lease_id] = request
 
     def move_to_quarantined(self, request: Request) -> None:

@@ -134,6 +134,7 @@ class RequestSpec:
         stop: when it ends.
         priority: higher first.
         is_continuation: the door submits it again; it was admitted before.
+        group: choices of one prompt, submitted together, have the same: they may share its prefill.
         reuse_scope: KV blocks are shared only within one scope.
         adapter_id: the LoRA adapter that it runs with.
         encoder_token_ids: what the encoder reads, as ids that stand for it; empty without an encoder.
@@ -150,3 +151,16 @@ class RequestSpec:
     is_continuation: bool = False
     adapter_id: AdapterId | None = None
     encoder_token_ids: tuple[int, ...] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A further choice of a prompt, on its way with the choice whose prefill it shares.
+
+    `first_token_id`: drawn with that one's; None before.
+    """
+
+    attempt_id: AttemptId
+    spec: RequestSpec
+    first_token_id: int | None = None

@@ -34,6 +34,7 @@ class AttemptEvent(StrEnum):
 
     CHUNK_DONE = "chunk_done"
     CONTEXT_LEASED = "context_leased"
+    CONTEXT_SHARED = "context_shared"
     CONTEXT_DONE_HERE = "context_done_here"
     FINISHED_BY_FIRST_TOKEN = "finished_by_first_token"
     LEASE_SETTLED = "lease_settled"
@@ -87,6 +88,8 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] 
     _S.CONTEXT_INIT: {
         _E.CHUNK_DONE: _S.CONTEXT_INIT,
         _E.CONTEXT_LEASED: _S.DISAGG_CONTEXT_TRANS_IN_PROGRESS,
+        # Its first token travels with the ticket of another choice of the same prompt.
+        _E.CONTEXT_SHARED: _S.DISAGG_CONTEXT_COMPLETE,
         _E.CONTEXT_DONE_HERE: _S.GENERATION_IN_PROGRESS,
         # On a context worker, a first token that ends the request: no ticket, nothing is transferred.
         _E.FINISHED_BY_FIRST_TOKEN: _S.DISAGG_CONTEXT_COMPLETE,

@@ -5,6 +5,7 @@ and counts follow only after its commit, so that a failure leaves everything as 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from manager import KVCacheManager, PageLease, RequestId
 from scheduler.errors import CallOutOfTurn
@@ -77,10 +78,11 @@ class StepCompletion:
                 token = drawn[request.request_id]
                 advance(request, 1 + len(token.accepted_token_ids), token.draft_lag)
             for request, _, event in drawing:
-                if event is AttemptEvent.TOKEN:
-                    continue
                 if event is AttemptEvent.CONTEXT_LEASED:
-                    leases[request.request_id] = self._manager.grant_lease(request)
+                    owner = request.source if request.source and self._table.is_following(request) else request
+                    lease = self._manager.grant_lease(owner)
+                    leases[request.request_id] = replace(lease, request_id=request.request_id)
+            for request, _, event in drawing:
                 if event is AttemptEvent.CONTEXT_LEASED or event in _ENDINGS:
                     self._manager.free_resources(request)
         return leases
@@ -115,16 +117,29 @@ class StepCompletion:
         drawn: Mapping[RequestId, DrawnToken],
     ) -> list[_Drawing]:
         """Who draws a token, in batch order, and what that means for its state."""
-        drawers = [chunk.request for chunk in chunks if chunk.is_last] + generations
+        drawers = [drawer for chunk in chunks for drawer in self._table.drawers(chunk)] + generations
         missing = [request.request_id for request in drawers if request.request_id not in drawn]
         if missing:
             msg = f"iteration {iteration}: no token was drawn for {missing}"
             raise CallOutOfTurn(msg)
         drawing = []
+        carried: set[RequestId] = set()  # contexts whose lease has its attempt
         for request in drawers:
             token = drawn[request.request_id]
-            is_context = request.state is AttemptState.CONTEXT_INIT
-            drawing.append((request, token, self._event(token, is_context=is_context)))
+            source = request.source
+            if source is None or token.finish_reason is not None or not self._table.is_following(request):
+                is_context = request.state is AttemptState.CONTEXT_INIT
+                event = self._event(token, is_context=is_context)
+                if event is AttemptEvent.CONTEXT_LEASED:
+                    carried.add(request.request_id)
+            elif self._role is not WorkerRole.CONTEXT:
+                event = AttemptEvent.CHUNK_DONE
+            elif source.request_id in carried:
+                event = AttemptEvent.CONTEXT_SHARED
+            else:  # those before it ended by their first tokens
+                event = AttemptEvent.CONTEXT_LEASED
+                carried.add(source.request_id)
+            drawing.append((request, token, event))
         return drawing
 
     def _event(self, token: DrawnToken, *, is_context: bool) -> AttemptEvent:
@@ -139,7 +154,10 @@ class StepCompletion:
         self, drawing: list[_Drawing], leases: Mapping[RequestId, PageLease], now_s: float
     ) -> CompletedStep:
         table = self._table
-        tokens, leased, finished = [], [], []
+        tokens, leased, shared, finished = [], [], [], []
+        for request, _, _ in drawing:
+            for follower in table.take_followers(request):
+                follower.num_reused_tokens = request.num_reused_tokens
         for request, token, event in drawing:
             request.failed_steps = 0
             if token.accepted_token_ids:
@@ -155,9 +173,14 @@ class StepCompletion:
                 lease = leases[request.request_id]
                 table.move_to_leased(request, lease.lease_id)
                 leased.append((request, lease))
+            elif event is AttemptEvent.CONTEXT_SHARED:
+                table.leave(request)
+                shared.append((request, leased[-1][0]))
             elif event is AttemptEvent.CONTEXT_DONE_HERE:
                 table.move_to_generations(request)
-        return CompletedStep(tokens=tuple(tokens), leases=tuple(leased), finished=tuple(finished))
+            elif event is AttemptEvent.CHUNK_DONE:
+                table.waiting.push(request)
+        return CompletedStep(tokens=tuple(tokens), leases=tuple(leased), shared=tuple(shared), finished=tuple(finished))
 
 
 def _check_accepted(output: SchedulerOutput, drawn: Mapping[RequestId, DrawnToken]) -> None:

@@ -1,5 +1,6 @@
 """`TrackedRequest`: one open request as the central scheduler sees it, and the phases of its attempt.
 
+    another's choice  ... CONTEXT -> FOLLOWING -> GENERATION, with the ticket and the transfer of its leader
     context first     WAITING_CONTEXT -> CONTEXT -> WAITING_OFFER <-> OFFERED -> TRANSFER -> GENERATION
     generation first  WAITING_OFFER <-> OFFERED -> WAITING_CONTEXT -> CONTEXT -> TRANSFER -> GENERATION
     mixed worker      WAITING_CONTEXT -> LOCAL
@@ -29,6 +30,7 @@ class Phase(StrEnum):
     CONTEXT = "context"
     WAITING_OFFER = "waiting_offer"
     OFFERED = "offered"
+    FOLLOWING = "following"
     TRANSFER = "transfer"
     GENERATION = "generation"
     LOCAL = "local"
@@ -38,7 +40,8 @@ _P = Phase
 PHASE_TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     # Queued requests change sides when the first worker of a role joins.
     _P.WAITING_CONTEXT: frozenset({_P.CONTEXT, _P.LOCAL, _P.WAITING_OFFER}),
-    _P.CONTEXT: frozenset({_P.WAITING_OFFER, _P.TRANSFER}),
+    _P.CONTEXT: frozenset({_P.WAITING_OFFER, _P.FOLLOWING, _P.TRANSFER}),
+    _P.FOLLOWING: frozenset({_P.GENERATION}),
     _P.WAITING_OFFER: frozenset({_P.OFFERED, _P.WAITING_CONTEXT, _P.LOCAL}),
     # Back to WAITING_OFFER when deferred; to WAITING_CONTEXT when reserved before the context exists.
     _P.OFFERED: frozenset({_P.WAITING_OFFER, _P.WAITING_CONTEXT, _P.TRANSFER}),
@@ -67,6 +70,8 @@ class TrackedRequest:
         handoff: what the context half left; None before it ended.
         is_lease_open: the context worker holds pages that no generation worker has verified.
         num_deferrals: offers that came back.
+        leader: in FOLLOWING, the choice of the same prompt with whose ticket it travels.
+        followers: those of which it is the leader.
         failed_on: workers that lost an attempt of it; avoided where there is a choice.
     """
 
@@ -83,6 +88,8 @@ class TrackedRequest:
     handoff: Handoff | None = None
     is_lease_open: bool = False
     num_deferrals: int = 0
+    leader: "TrackedRequest | None" = None
+    followers: "list[TrackedRequest]" = field(default_factory=list)
     failed_on: set[WorkerName] = field(default_factory=set)
     waiting_since_s: float = field(init=False)
     _block_hashes: dict[int, Sequence[BlockHash]] = field(default_factory=dict)

@@ -266,6 +266,7 @@ class Frontend:
             sampling=replace(request.sampling, seed=seed, choice=index % request.num_choices),
             stop=replace(request.stop, max_tokens=1 if is_scored_only else prompt.max_tokens),
             priority=request.priority,
+            group=self._group(request, index),
         )
         text = OutputText(
             self.tokenizer.token_bytes,
@@ -280,6 +281,13 @@ class Frontend:
         if stream.is_finished:
             self._end_timeline(choice, StreamState.FINISHED)
         return choice
+
+    @staticmethod
+    def _group(request: GenerationRequest, index: int) -> str:
+        """Choices of one prompt; none where each computes the prompt alone, to score it."""
+        if request.num_choices == 1 or request.sampling.wants_prompt_logprobs:
+            return ""
+        return f"{request.api_id}/{index // request.num_choices}"
 
     def _receive(self, choice: OpenChoice, event: TokenEvent) -> None:
         stream = choice.stream

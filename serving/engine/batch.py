@@ -33,6 +33,16 @@ class SamplingKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """One draw from a row's logits; see `SequenceRows` for the fields."""
+
+    request_id: RequestId
+    sampling: SamplingKey
+    rules: LogitRules | None
+    num_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceRows:
     """Consecutive positions of one sequence: a context chunk, or one decode token.
 
@@ -47,6 +57,7 @@ class SequenceRows:
         num_logprobs: best tokens to report beside the drawn one and each scored one; None reports nothing.
         scored_token_ids: [num_scored] int64, num_scored <= num_tokens: what follows each of the first rows
             in the prompt; reported as `prompt_logprobs`. None where nobody asked.
+        further_draws: draws of other requests from the last row's logits: choices of one prompt.
     """
 
     request_id: RequestId
@@ -57,6 +68,13 @@ class SequenceRows:
     num_logprobs: int | None = None
     scored_token_ids: npt.NDArray[np.int64] | None = None
     rules: LogitRules | None = None
+    further_draws: tuple[Draw, ...] = ()
+
+    def draws(self) -> tuple[Draw, ...]:
+        """Everything that is drawn from the last row."""
+        if self.sampling is None:
+            return ()
+        return (Draw(self.request_id, self.sampling, self.rules, self.num_logprobs), *self.further_draws)
 
 
 @dataclass(frozen=True, slots=True)

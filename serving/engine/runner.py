@@ -85,19 +85,22 @@ class Engine:
         scored, drawn = _rows_with_logits(batch)
         logits_of = self._forward.run(batch, [*(row for rows in scored.values() for row in rows), *drawn])
         prompt_logprobs = _score_prompts(batch, scored, logits_of)
-        drawing = [(s, s.sampling) for s in batch.sequences if s.sampling is not None]
+        drawing = [draw for sequence in batch.sequences for draw in sequence.draws()]
         if not drawing:
             empty = torch.empty(0, self._config.vocab_size) if return_logits else None
             return StepResult(token_ids={}, logits=empty, prompt_logprobs=prompt_logprobs)
         logits = logits_of(drawn)
-        tokens = draw_tokens(logits, [key for _, key in drawing], [s.rules for s, _ in drawing])
+        if len(drawing) > len(drawn):
+            repeats = torch.tensor([len(s.draws()) for s in batch.sequences if s.sampling is not None])
+            logits = logits.repeat_interleave(repeats.to(logits.device), dim=0)
+        tokens = draw_tokens(logits, [draw.sampling for draw in drawing], [draw.rules for draw in drawing])
         return StepResult(
-            token_ids={s.request_id: token for (s, _), token in zip(drawing, tokens, strict=True)},
+            token_ids={draw.request_id: token for draw, token in zip(drawing, tokens, strict=True)},
             logits=logits.cpu() if return_logits else None,
             logprobs={
-                s.request_id: token_logprobs(row, token, s.num_logprobs)
-                for (s, _), row, token in zip(drawing, logits, tokens, strict=True)
-                if s.num_logprobs is not None
+                draw.request_id: token_logprobs(row, token, draw.num_logprobs)
+                for draw, row, token in zip(drawing, logits, tokens, strict=True)
+                if draw.num_logprobs is not None
             },
             prompt_logprobs=prompt_logprobs,
         )

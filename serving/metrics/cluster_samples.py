@@ -33,6 +33,8 @@ _WORKER_COUNTS = (
     _WorkerCount("pdserve:iterations", "iterations", "Passes of the step loop."),
     _WorkerCount("pdserve:failed_steps", "failed_steps", "Steps in which the engine raised."),
     _WorkerCount("pdserve:transfers", "receives_verified", "Handoffs read and verified."),
+    _WorkerCount("pdserve:shared_prefills", "shared_prefills", "Choices that drew from another choice's prefill."),
+    _WorkerCount("pdserve:forks", "forks", "Choices that began as a running one: its pages, without a prefill."),
     _WorkerCount("pdserve:transfer_failures", "receives_failed", "Handoffs that failed on the way."),
     _WorkerCount("pdserve:transfer_bytes", "bytes_received", "Bytes of pages that were read."),
     _WorkerCount("pdserve:leases_granted", "leases_granted", "Leases given to readers."),

@@ -1,15 +1,16 @@
 """Turns a committed plan into the rows of one step. The only place where requests become arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from manager import KVCacheManager, LayerGroupId
-from scheduler.output import SchedulerOutput
+from scheduler.output import ContextChunk, SchedulerOutput
 from scheduler.request import Request
 from scheduler.spec import AttemptId
-from serving.engine.batch import SamplingKey, SequenceRows, StepBatch
+from serving.engine.batch import Draw, SamplingKey, SequenceRows, StepBatch
 from serving.workers.draw_rules import DrawRules
 
 
@@ -22,15 +23,26 @@ class BatchBuilder:
         self._rules = rules
         self._layer_groups = tuple(layer_groups)
 
-    def build(self, output: SchedulerOutput) -> StepBatch:
-        """Contexts first, then decodes, in the plan's order."""
-        rows = [
-            self._rows(chunk.request, chunk.start, chunk.num_tokens, draws=chunk.is_last) for chunk in output.contexts
-        ]
+    def build(self, output: SchedulerOutput, drawers: Callable[[ContextChunk], Sequence[Request]]) -> StepBatch:
+        """Contexts first, then decodes, in the plan's order.
+
+        `drawers`: who draws from a chunk's logits, its own request first.
+        """
+        rows = []
+        for chunk in output.contexts:
+            sequence = self._rows(chunk.request, chunk.start, chunk.num_tokens, draws=chunk.is_last)
+            further = drawers(chunk)[1:]
+            if further:
+                sequence = replace(sequence, further_draws=tuple(map(self._draw, further)))
+            rows.append(sequence)
         for request in output.generations:
             start = self._manager.history_length(request.request_id)
             rows.append(self._rows(request, start, len(request.token_ids) - start, draws=True))
         return StepBatch(rows)
+
+    def _draw(self, request: Request) -> Draw:
+        rules, num_logprobs = self._rules.next_draw(request), request.spec.sampling.num_logprobs
+        return Draw(request.request_id, _sampling_key(request), rules, num_logprobs)
 
     def forget(self, attempt_id: AttemptId) -> None:
         """The attempt has ended here."""

@@ -44,6 +44,12 @@ class ContextSide:
         self._handoffs[request.attempt_id] = handoff
         self._outbox.report(ContextDone(request.attempt_id, handoff))
 
+    def share(self, request: Request, carrier: Request) -> None:
+        """Another choice of the carrier's prompt: one ticket for both, and a first token of its own (C4)."""
+        ticket = self._handoffs[carrier.attempt_id].ticket
+        handoff = Handoff(ticket, request.token_ids[-1])
+        self._outbox.report(ContextDone(request.attempt_id, handoff, carrier.attempt_id))
+
     def handoff(self, attempt_id: AttemptId) -> Handoff | None:
         """What was handed over, while its lease lives."""
         return self._handoffs.get(attempt_id)

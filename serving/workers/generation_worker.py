@@ -74,7 +74,9 @@ class GenerationSide:
 
     def offer(self, command: OfferGeneration, now_s: float) -> None:
         """Queue the offer for the next plan. Raises RequestTooLarge."""
-        self._scheduler.add_generation_offer(command.attempt_id, command.spec, command.handoff, now_s)
+        self._scheduler.add_generation_offer(
+            command.attempt_id, command.spec, command.handoff, now_s, command.followers
+        )
         if command.handoff is not None:
             self._handoffs[command.attempt_id] = command.handoff
 
@@ -197,10 +199,13 @@ class GenerationSide:
             return
         self._agent.release_reservation(request_id)
         self._staging.copy_in(self._filling.pop(AttemptId(request_id)).pages)
+        followers = self._scheduler.followers_of(request_id)
         request = self._scheduler.on_received(request_id, handoff.first_token_id, now_s)
         if request is not None:
             self._phases.enter(request.attempt_id, "generation", now_s)
-            self._outbox.report(Activated(request.attempt_id))
+            for follower in followers:
+                self._phases.admit(follower.attempt_id, follower.spec.uid, "queue", 0.0, now_s)
+            self._outbox.report(Activated(request.attempt_id, tuple(follower.attempt_id for follower in followers)))
 
     def _end_receive(self, request_id: RequestId, message: str, now_s: float) -> None:
         self.forget(AttemptId(request_id))

@@ -207,15 +207,18 @@ class WorkerLoop:
             if isinstance(command, OfferGeneration):
                 self._generation_side.offer(command, now_s)
             else:
-                self._scheduler.add_context(command.attempt_id, command.spec, now_s)
+                self._scheduler.add_context(command.attempt_id, command.spec, now_s, command.followers)
                 if isinstance(command, RunContext) and command.has_reader and self._parts.overlaps:
                     self._context_side.parts.expect(command.attempt_id)
         except InvalidRequest as error:
-            kind = ErrorKind.NEVER_FITS
-            self._outbox.report(Failed(command.attempt_id, kind, str(error), retriable=False))
-        else:
-            phase = "offer" if isinstance(command, OfferGeneration) else "queue"
-            self._phases.admit(command.attempt_id, command.spec.uid, phase, command.waited_s, now_s)
+            for attempt_id in (command.attempt_id, *(follower.attempt_id for follower in command.followers)):
+                self._outbox.report(Failed(attempt_id, ErrorKind.NEVER_FITS, str(error), retriable=False))
+            return
+        phase = "offer" if isinstance(command, OfferGeneration) else "queue"
+        self._phases.admit(command.attempt_id, command.spec.uid, phase, command.waited_s, now_s)
+        if not isinstance(command, OfferGeneration):
+            for follower in command.followers:
+                self._phases.admit(follower.attempt_id, follower.spec.uid, phase, command.waited_s, now_s)
 
     def _end(self, attempt_id: AttemptId, now_s: float) -> None:
         request = self._scheduler.get(attempt_id)
@@ -277,7 +280,7 @@ class WorkerLoop:
         for chunk in output.contexts:
             self._phases.enter(chunk.request.attempt_id, "context", started_s)
         try:
-            result = self._parts.engine.step(self._parts.batch_builder.build(output))
+            result = self._parts.engine.step(self._parts.batch_builder.build(output, self._scheduler.drawers))
         except Exception as error:  # the engine is arbitrary code over arbitrary memory: V22 covers all of it
             _log.exception("step %d failed", output.iteration)
             self._history.on_step(output, started_s, self._clock())
@@ -297,7 +300,7 @@ class WorkerLoop:
             self._fail(request, ErrorKind.ENGINE, message, retriable=False)
 
     def _complete(self, output: SchedulerOutput, result: StepResult) -> None:
-        requests = [chunk.request for chunk in output.contexts if chunk.is_last]
+        requests = [request for chunk in output.contexts for request in self._scheduler.drawers(chunk)]
         requests += output.generations
         drawn = {}
         for request in requests:
@@ -321,6 +324,10 @@ class WorkerLoop:
                 self._finish(request, token.finish_reason)
         for request, lease in completed.leases:
             self._context_side.hand_over(request, lease, now_s)
+            self._forget(request.attempt_id)
+        for request, carrier in completed.shared:
+            if request.attempt_id not in faults:
+                self._context_side.share(request, carrier)
             self._forget(request.attempt_id)
         for request, fault in faults.values():
             self._scheduler.fail(request.attempt_id, now_s)

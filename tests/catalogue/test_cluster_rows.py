@@ -105,6 +105,7 @@ def _config(*, dtype: str) -> DeploymentConfig:
         "local-cpu",
         {
             "engine": {"dtype": dtype},
+            "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
             "cache": {"tiers": [{"tier": "device", "quota_bytes": 4 << 20}], "max_sequences": 16},
             "scheduler": {"max_batch_size": 16},
         },

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -63,6 +64,43 @@ class Deployment:
         self._tokens[uid] = []
         self.specs[uid] = spec
         return uid
+
+    def submit_choices(
+        self,
+        prompt: Sequence[int],
+        num_choices: int,
+        max_tokens: int,
+        sampling: SamplingParams,
+        stop: StopParams | None = None,
+    ) -> list[RequestUid]:
+        """Queue the choices of one prompt together, as a door does."""
+        group = f"group-{next(self._uids)}"
+        specs = [
+            RequestSpec(
+                uid=RequestUid(f"{group}/{choice}"),
+                door=DOOR,
+                prompt_token_ids=tuple(prompt),
+                sampling=replace(sampling, choice=choice),
+                stop=stop or StopParams(max_tokens=max_tokens, ignore_eos=True),
+                group=group,
+            )
+            for choice in range(num_choices)
+        ]
+        assert self.cluster.submit(DOOR, specs).refused == ()
+        for spec in specs:
+            self._tokens[spec.uid] = []
+            self.specs[spec.uid] = spec
+        return [spec.uid for spec in specs]
+
+    def counts(self, name: str) -> int:
+        """A counter, summed over the workers."""
+        return sum(worker.snapshot().counters.get(name, 0) for worker in self.cluster.workers.values())
+
+    def central_counts(self) -> dict[str, int]:
+        """The counters of the central scheduler."""
+        counters = self.cluster.central.state(time.monotonic())["counters"]
+        assert isinstance(counters, dict)
+        return counters
 
     def tokens_of(self, uid: RequestUid) -> list[int]:
         """What has reached the client so far."""

@@ -25,12 +25,13 @@ from tests.fakes.deployments import DOOR, Deployment
 MODEL = "tiny"
 
 
-def small_config(*, mixed: bool, max_sequences: int = 16) -> DeploymentConfig:
-    """A pair of workers, or one mixed one, in float32."""
+def small_config(*, mixed: bool, max_sequences: int = 16, local_prefill: int = 0) -> DeploymentConfig:
+    """A pair of workers, or one mixed one, in float32; prompts that lack more than `local_prefill` are handed over."""
     overrides: dict[str, dict[str, object]] = {
         "engine": {"dtype": "float32"},
         "cache": {"tiers": [{"tier": "device", "quota_bytes": 4 << 20}], "max_sequences": max_sequences},
         "scheduler": {"max_batch_size": max_sequences},
+        "router": {"local_prefill_max_tokens": local_prefill},
     }
     return load_deployment("local-mixed" if mixed else "local-cpu", overrides)
 

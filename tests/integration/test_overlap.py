@@ -23,6 +23,7 @@ def _config(*, overlap: bool = True, block: int = 16, dispatch: str = "generatio
         "local-cpu",
         {
             "engine": {"dtype": "float32"},
+            "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
             "cache": {
                 "tiers": [{"tier": "device", "quota_bytes": 8 << 20}],
                 "max_sequences": 16,

@@ -60,6 +60,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "local-cpu",
         {
             "engine": {"dtype": "float32"},
+            "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
             "cache": {"tiers": [{"tier": "device", "quota_bytes": 64 << 10}], "max_sequences": 6},
             "scheduler": {"max_batch_size": 6, "max_num_tokens": 16, "chunk_unit_tokens": 16},
         },

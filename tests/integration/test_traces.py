@@ -48,6 +48,7 @@ async def chunked(model_folder: Path, pool_folder: Path) -> AsyncIterator[Served
         "local-cpu",
         {
             "engine": {"dtype": "float32"},
+            "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
             "cache": {"tiers": [{"tier": "device", "quota_bytes": 4 << 20}]},
             "scheduler": {"max_num_tokens": 48, "chunk_unit_tokens": 16},
         },

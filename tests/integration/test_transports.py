@@ -23,6 +23,7 @@ needs_nixl = pytest.mark.skipif(bool(nixl.why_unavailable()), reason=nixl.why_un
 def _config(transport: str) -> DeploymentConfig:
     overrides: dict[str, dict[str, object]] = {
         "engine": {"dtype": "float32"},
+        "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
         "cache": {"tiers": [{"tier": "device", "quota_bytes": 4 << 20}], "max_sequences": 16},
         "scheduler": {"max_batch_size": 16},
         "transfer": {"transport": transport},

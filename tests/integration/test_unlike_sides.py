@@ -22,6 +22,7 @@ def _config(block: int, dtype: str = "float32") -> DeploymentConfig:
         "local-cpu",
         {
             "engine": {"dtype": dtype},
+            "router": {"local_prefill_max_tokens": 0},  # what is tested is the handoff
             "cache": {
                 "tiers": [{"tier": "device", "quota_bytes": 8 << 20}],
                 "max_sequences": 16,

@@ -1,9 +1,10 @@
 """A conversation through the API: usage says what was cached, and answers are those of a mixed worker."""
 
+from pathlib import Path
 from typing import Any
 
 from tests.fakes.door import run_async
-from tests.fakes.served_cluster import Serve, ServedCluster
+from tests.fakes.served_cluster import Serve, ServedCluster, serve, small_config
 
 _BLOCK = 16
 _NUM_TOKENS = 20
@@ -24,8 +25,10 @@ async def _chat(cluster: ServedCluster) -> list[dict[str, Any]]:
 
 
 @run_async
-async def test_usage_of_a_turn_counts_the_earlier_ones_as_cached(served: Serve) -> None:
-    async with served() as cluster:
+async def test_usage_of_a_turn_counts_the_earlier_ones_as_cached(
+    served: Serve, model_folder: Path, tmp_path: Path
+) -> None:
+    async with serve(small_config(mixed=False, local_prefill=64), model_folder, tmp_path) as cluster:
         disaggregated = await _chat(cluster)
         assert cluster.deployment.cluster.central.state(0.0)["routing"]["local_prefills"] >= _TURNS - 2
     known = 0

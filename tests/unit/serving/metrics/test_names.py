@@ -43,6 +43,8 @@ GOLDEN: dict[str, tuple[str, set[str]]] = {
     "pdserve:iterations": ("counter", _WORKER),
     "pdserve:failed_steps": ("counter", _WORKER),
     "pdserve:transfers": ("counter", _WORKER),
+    "pdserve:shared_prefills": ("counter", _WORKER),
+    "pdserve:forks": ("counter", _WORKER),
     "pdserve:transfer_failures": ("counter", _WORKER),
     "pdserve:transfer_bytes": ("counter", _WORKER),
     "pdserve:leases_granted": ("counter", _WORKER),
