@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     add_load_benches(bench)
     _add_bench_engine(bench.add_parser("engine", help="tokens per second of the engine, beside the machine's limits"))
     _add_bench_transport(bench.add_parser("transport", help="bytes per second of each transport"))
+    _add_bench_handoff(bench.add_parser("handoff", help="microseconds of a handoff and of the central scheduler"))
     manager = bench.add_parser("manager", help="cost of the KV cache manager's calls", add_help=False)
     manager.set_defaults(run=_bench_manager)
     _add_bench_scheduler(bench.add_parser("scheduler", help="microseconds of a scheduling pass"))
@@ -108,6 +109,13 @@ def _add_bench_engine(parser: argparse.ArgumentParser) -> None:
 def _add_bench_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_bench_transport)
+
+
+def _add_bench_handoff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=1000, help="in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=_bench_handoff)
 
 
 def _add_bench_scheduler(parser: argparse.ArgumentParser) -> None:
@@ -246,6 +254,12 @@ def _bench_manager(arguments: argparse.Namespace) -> int:
         for name, value in report.items():
             print(f"{name:24} {value}")
     return 0
+
+
+def _bench_handoff(arguments: argparse.Namespace) -> int:
+    from serving.bench import handoff
+
+    return handoff.run(arguments)
 
 
 def _bench_scheduler(arguments: argparse.Namespace) -> int:

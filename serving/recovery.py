@@ -134,7 +134,8 @@ class AttemptRecovery:
         # A notice that comes from now on may be about the new attempt.
         choice.is_being_resubmitted = False
         try:
-            refused = (await self._scheduler.submit([choice.stream.continuation()])).refused
+            # While nobody can be reached it is asked often and evenly: growing delays are for who refuses.
+            refused = (await self._scheduler.submit_patiently([choice.stream.continuation()])).refused
         except EndpointUnavailableError as error:
             refused = (DoorNotice(choice.uid, ErrorKind.NO_WORKER, str(error), retriable=True),)
         except Exception:

@@ -63,6 +63,8 @@ class CentralActor:
         self._directory = Directory(place.namespace)
         self._order = ReportOrder()
         self._lives = LifeEvents()
+        # What comes before the first look would be judged by a term that knows nobody.
+        self._has_begun = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
     async def look(self, running: Sequence[tuple[WorkerName, int]] = ()) -> CentralLook:
@@ -77,6 +79,7 @@ class CentralActor:
             self._central.take_over(self._workers, self._doors, time.monotonic())
             self._ticking = asyncio.create_task(self._tick())
             self._lives.note(CENTRAL_NAME, f"term {self._central.term} begins")
+            self._has_begun.set()
         workers = self._central.state(time.monotonic())["workers"]
         lost = tuple((w["name"], w["pid"], w["lost_reason"]) for w in workers if w["state"] == "lost")
         for loss in lost:
@@ -88,6 +91,7 @@ class CentralActor:
 
     async def register_worker(self, registration: WorkerRegistration) -> None:
         """A worker's first word."""
+        await self._has_begun.wait()
         self._directory.forget(registration.worker)
         self._lives.note(registration.worker, f"started (pid {registration.pid})")
         self._central.register_worker(registration, time.monotonic())
@@ -95,6 +99,7 @@ class CentralActor:
 
     async def introduce(self, introduction: WorkerIntroduction) -> None:
         """A worker's answer to being asked."""
+        await self._has_begun.wait()
         registration = introduction.registration
         early = self._order.begin(registration.worker, registration.epoch, introduction.reports_sent)
         self._central.introduce(introduction, time.monotonic())
@@ -107,12 +112,14 @@ class CentralActor:
 
     async def reports(self, batch: ReportBatch) -> None:
         """Reports of one iteration."""
+        await self._has_begun.wait()
         for due in self._order.push(batch):
             self._central.reports(due, time.monotonic())
         self._send()
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
         """A worker lives."""
+        await self._has_begun.wait()
         for divergence in self._central.heartbeat(heartbeat, time.monotonic()):
             _log.error("divergence repaired: %s", divergence)
         self._send()
@@ -120,6 +127,7 @@ class CentralActor:
     async def worker_gone(self, name: WorkerName, pid: int, reason: str) -> None:
         """The supervisor has seen a worker's process die or stand still."""
         self._lives.note_loss(name, pid, reason)
+        await self._has_begun.wait()
         self._central.process_lost(name, pid, reason, time.monotonic())
         self._send()
 
@@ -127,22 +135,26 @@ class CentralActor:
 
     async def submit(self, door: DoorName, specs: Sequence[RequestSpec]) -> SubmitReply:
         """New requests of a door."""
+        await self._has_begun.wait()
         reply = self._central.submit(door, specs, time.monotonic())
         self._send()
         return reply
 
     async def cancel(self, door: DoorName, uids: Sequence[RequestUid]) -> None:
         """A door gives up on requests."""
+        await self._has_begun.wait()
         self._central.cancel(door, uids, time.monotonic())
         self._send()
 
     async def claim(self, door: DoorName, specs: Sequence[RequestSpec]) -> None:
         """A door's answer to being asked: its open requests."""
+        await self._has_begun.wait()
         self._central.claim(door, specs, time.monotonic())
         self._send()
 
     async def door_heartbeat(self, door: DoorName) -> None:
         """A door lives. One that is not known must say what it owns."""
+        await self._has_begun.wait()
         if not self._central.knows_door(door):
             self._call(AskDoor(door, self._central.term))
         self._central.door_heartbeat(door, time.monotonic())
@@ -150,6 +162,7 @@ class CentralActor:
     async def door_gone(self, door: DoorName) -> None:
         """The supervisor has seen a door's process die."""
         self._lives.note_loss(place_of(door), door, "its process is gone")
+        await self._has_begun.wait()
         self._central.door_lost(door, time.monotonic())
         self._send()
 

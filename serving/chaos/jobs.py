@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx
 
-NO_ROLE_ALIVE = "no live "
-"""In the message of a request that was refused because every worker of a role was dead past the grace."""
 _VOCABULARY = range(3, 250)  # plain tokens of every model, the smallest ones included
 
 
@@ -59,6 +57,7 @@ class Stream:
         num_tokens: as the server counted them.
         error: in-band or by status; empty when it went well.
         is_aborted: the client left.
+        is_role_dead: it failed while every worker of a role had been dead for longer than requests wait for one.
         timeline: of GET /requests/{id}, of the only choice.
     """
 
@@ -68,6 +67,7 @@ class Stream:
     num_tokens: int = 0
     error: str = ""
     is_aborted: bool = False
+    is_role_dead: bool = False
     timeline: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -80,11 +80,6 @@ class Stream:
         """Of each interruption, what neither queue nor prefill nor transfer of the new attempt explains."""
         recoveries = self.timeline.get("recoveries", ())
         return [float(recovery["own_s"]) for recovery in recoveries if recovery["own_s"] is not None]
-
-    @property
-    def is_role_dead(self) -> bool:
-        """Whether it was refused since every worker of a role was dead for too long."""
-        return NO_ROLE_ALIVE in self.error
 
 
 async def run_job(client: httpx.AsyncClient, model: str, job: Job, abort_after: int | None = None) -> Stream:

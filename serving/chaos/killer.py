@@ -47,12 +47,16 @@ class ServerView:
         state: the last answer.
         lost_at_s: pid -> when the central scheduler gave that worker up, on this host's monotonic clock.
         divergences: of each term.
+        alive_at_s: role -> when a worker of it was last seen to live.
+        looked_at_s: when that was last looked at.
     """
 
     client: httpx.AsyncClient
     state: Mapping[str, Any] = field(default_factory=dict)
     lost_at_s: dict[int, float] = field(default_factory=dict)
     divergences: dict[int, int] = field(default_factory=dict)
+    alive_at_s: dict[str, float] = field(default_factory=dict)
+    looked_at_s: float = 0.0
     refused_terms: int = 0
 
     async def look(self) -> bool:
@@ -68,6 +72,8 @@ class ServerView:
         central, counters = self.state["central"], self.state["counters"]
         for loss in central["losses"]:
             self.lost_at_s.setdefault(loss["pid"], now_s - loss["s_ago"])
+        self.looked_at_s = now_s
+        self.alive_at_s |= {w["role"]: now_s for w in self.state["workers"] if w["state"] == "running"}
         self.divergences[central["term"]] = counters["divergences"]
         self.refused_terms = max(self.refused_terms, counters["refused_terms"])
         return True
@@ -77,6 +83,10 @@ class ServerView:
         while True:
             await self.look()
             await asyncio.sleep(_POLL_S)
+
+    def dead_s(self) -> float:
+        """How long, at the last look, some role had had no worker that lives."""
+        return self.looked_at_s - min(self.alive_at_s.values(), default=self.looked_at_s)
 
     def live_pids(self, role: str) -> list[int]:
         """Workers of a role that run."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from configs import load_deployment
 from serving.chaos.jobs import Job, Stream, make_jobs, percentile, run_job
 from serving.chaos.killer import Killer, ServerView, plan_blows
 from serving.chaos.server import Server, running_server
@@ -63,6 +64,8 @@ class _Run:
         self._jobs = make_jobs(plan.seed, plan.num_jobs, plan.output_tokens)
         self._solo: dict[Job, Stream] = {}
         self._streams: list[Stream] = []
+        self._view: ServerView
+        self._grace_s = load_deployment(str(plan.config)).central.restart_grace_s
 
     async def run(self) -> dict[str, Any]:
         """See the module."""
@@ -73,7 +76,7 @@ class _Run:
                 if self._solo[job].error:
                     msg = f"a solo run failed: {self._solo[job].error}"
                     raise RuntimeError(msg)
-            view = ServerView(client)
+            view = self._view = ServerView(client)
             killer = Killer(view, self._plan.stop_s, self._plan.seed)
             looking = asyncio.create_task(view.keep_looking())
             blows = plan_blows(self._plan.seed, self._plan.seconds, self._plan.least)
@@ -94,6 +97,8 @@ class _Run:
             stream = await run_job(client, self._server.model, job, abort_after)
             self._streams.append(stream)
             if stream.error:
+                # By what was seen of the workers, not by what the error says: that may be wrong itself.
+                stream.is_role_dead = self._view.dead_s() > self._grace_s
                 print(f"chaos: {stream.error}", file=sys.stderr)
                 await asyncio.sleep(0.2)
 
