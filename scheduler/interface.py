@@ -126,6 +126,10 @@ class IterationScheduler(Protocol):
         """A request that has not ended here."""
         ...
 
+    def is_quarantined(self, attempt_id: AttemptId) -> bool:
+        """Whether it has ended here while reads may still write into its pages: it cannot come again."""
+        ...
+
     @property
     def running(self) -> Sequence[Request]:
         """Requests that hold pages here, oldest first."""

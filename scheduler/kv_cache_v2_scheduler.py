@@ -354,6 +354,10 @@ class KVCacheV2Scheduler:
         """A request that has not ended here."""
         return self._table.get(attempt_id)
 
+    def is_quarantined(self, attempt_id: AttemptId) -> bool:
+        """Whether it has ended here while reads may still write into its pages: it cannot come again."""
+        return RequestId(attempt_id) in self._table.quarantined
+
     @property
     def running(self) -> Sequence[Request]:
         """Requests that hold pages here, oldest first; suspended ones included."""

@@ -203,6 +203,13 @@ class WorkerLoop:
         if self._scheduler.get(command.attempt_id) is not None:
             self._counts["ignored_commands"] += 1
             return
+        everyone = (command.attempt_id, *(follower.attempt_id for follower in command.followers))
+        if self._scheduler.is_quarantined(command.attempt_id):
+            # A new term does not know that it has ended here, and its name still owns pages and window.
+            message = f"attempt {command.attempt_id} has ended on {self._identity.name}, which still clears up after it"
+            for attempt_id in everyone:
+                self._outbox.report(Failed(attempt_id, ErrorKind.TRANSFER, message, retriable=True))
+            return
         try:
             if isinstance(command, OfferGeneration):
                 self._generation_side.offer(command, now_s)
@@ -211,7 +218,7 @@ class WorkerLoop:
                 if isinstance(command, RunContext) and command.has_reader and self._parts.overlaps:
                     self._context_side.parts.expect(command.attempt_id)
         except InvalidRequest as error:
-            for attempt_id in (command.attempt_id, *(follower.attempt_id for follower in command.followers)):
+            for attempt_id in everyone:
                 self._outbox.report(Failed(attempt_id, ErrorKind.NEVER_FITS, str(error), retriable=False))
             return
         phase = "offer" if isinstance(command, OfferGeneration) else "queue"
