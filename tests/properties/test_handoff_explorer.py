@@ -21,7 +21,7 @@ def test_whatever_happens_no_page_is_lost_and_everything_ends_once(part: int) ->
         _totals.update(counts_of(explore(seed)))
 
 
-@pytest.mark.parametrize("seed", [106, 281, 495, 499, 1911, 1955])
+@pytest.mark.parametrize("seed", [106, 281, 495, 499, 1911, 1955, 5056])
 def test_seeds_that_found_a_fault_find_none_any_more(seed: int) -> None:
     explore(seed)
 
