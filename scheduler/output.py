@@ -26,7 +26,8 @@ class Deferral:
 
     Attributes:
         reason: a `RefusalReason` of the manager, or one of the scheduler's own: `batch_full`,
-            `growth_reserve`, `transfer_window`, `older_request_waits`, `worst_case_exceeds_pool`.
+            `growth_reserve`, `transfer_window`, `older_request_waits`, `worst_case_exceeds_pool`,
+            `earlier_read_runs`.
         needed: units of that limit that it needed.
         available: units that were there.
     """

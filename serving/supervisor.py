@@ -10,6 +10,7 @@ looked at, and a new door is told to listen where the last one did. Never blocks
 times a second.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -187,7 +188,8 @@ class Supervisor:
         _log.warning("ending %s (pid %d): %s", name, pid, reason)
         process = self._own_process(pid)
         if process is not None:
-            process.kill()  # a stopped process hears nothing else
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may be gone by now: that was the aim
+                process.kill()  # a stopped process hears nothing else
         elif not self._owns_processes:
             ray.kill(self._handle(name), no_restart=False)
 
