@@ -52,14 +52,12 @@ class OfferPlanner:
                 decisions.deferred.append((offer.request, Deferral(OLDER_REQUEST_WAITS)))
 
     def _deferral_before_trying(self, offer: Offer, starved: Request | None) -> Deferral | None:
-        if offer.request.request_id in self._table.quarantined:
-            # A new term offers an attempt again whose first read here is not over: one read at a time.
-            return Deferral("earlier_read_runs")
         blocked_by = self._plan.decisions.blocked_by
         if blocked_by is not None:
             return Deferral(OLDER_REQUEST_WAITS, blocked_by.needed, blocked_by.available)
-        is_behind = starved is not None and not starved.is_terminal and starved.arrival < offer.request.arrival
-        if self._plan.decisions.pushed_out or self._has_paused_contexts() or is_behind:
+        if self._plan.decisions.pushed_out or self._has_paused_contexts():
+            return Deferral(OLDER_REQUEST_WAITS)
+        if starved is not None and not starved.is_terminal and starved.arrival < offer.request.arrival:
             return Deferral(OLDER_REQUEST_WAITS)
         admitted = self._table.num_admitted + len(self._plan.decisions.reserved)
         if admitted >= self._max_requests:

@@ -26,8 +26,7 @@ class Deferral:
 
     Attributes:
         reason: a `RefusalReason` of the manager, or one of the scheduler's own: `batch_full`,
-            `growth_reserve`, `transfer_window`, `older_request_waits`, `worst_case_exceeds_pool`,
-            `earlier_read_runs`.
+            `growth_reserve`, `transfer_window`, `older_request_waits`, `worst_case_exceeds_pool`.
         needed: units of that limit that it needed.
         available: units that were there.
     """
