@@ -134,6 +134,11 @@ class EvictionController:
             lane.cursor = position
         self.add(1)
 
+    def was_released_here(self, page: int) -> bool:
+        """Whether the page's last release was into this store."""
+        lane = self._registry[self._pages.position[page] >> _LANE_SHIFT]
+        return self._by_priority.get(lane.priority) is lane
+
     def settle(self) -> None:
         """Between transactions: skip entries that can never be valid again, and compact where they abound."""
         for lane in self._lanes:

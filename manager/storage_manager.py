@@ -154,7 +154,9 @@ class StorageManager:
         """
         loose = self.pages.remove_locks(pages)
         fills, locks = self.moves.copies.fills, self.pages.locks
-        promoted = [page for page in pages if page in fills and locks[page] == 1]
+        # One that was released here since it came up would have come up for that user alone: it stays.
+        is_used = self.eviction[self.pool_group_of[group]].was_released_here
+        promoted = [page for page in pages if page in fills and locks[page] == 1 and not is_used(page)]
         renamed = self.moves.unpromote(self.pool_group_of[group], promoted)
         private = [page for page in loose if self.pages.state[page] == _PRIVATE]  # of a fork's source that has ended
         for page in (*loose, *promoted):

@@ -177,3 +177,23 @@ def test_a_reservation_cannot_be_suspended(tiered: Tiered) -> None:
     with pytest.raises(LogicError, match="being filled"):
         manager.suspend_request(request)
     plan.commit()
+
+
+def test_what_came_up_for_a_user_that_ended_stays_when_another_claim_of_it_is_undone(tiered: Tiered) -> None:
+    manager = tiered.manager
+    tiered.compute(FakeRequest("a", list(range(9))))
+    free(manager, FakeRequest("a"))
+    tiered.compute(FakeRequest("b", [7] * 24))
+    free(manager, FakeRequest("b"))
+    ended, undone = FakeRequest("c", [*range(8), 3]), FakeRequest("d", [*range(8), 4])
+    plan = manager.begin_plan()
+    assert granted(manager.prepare_context(ended)).reused_tokens == 8
+    assert granted(manager.prepare_context(undone)).reused_tokens == 8
+    manager.pause_for_recompute(ended)
+    manager.revert_allocate_context(undone)
+    manager.audit()
+    plan.commit()
+    assert manager.finish_fills() == ()
+    manager.audit()
+    tiered.compute(ended)
+    tiered.contents.check(manager, ended.request_id, ended.token_ids)
