@@ -14,6 +14,7 @@ from manager import Grant, KVCacheManager, Refusal, RefusalReason, RequestId, Sa
 from scheduler.budget import BudgetMark, BudgetTracker
 from scheduler.output import ContextChunk, Deferral
 from scheduler.request import Request
+from scheduler.request_table import RequestTable
 
 Given = TypeVar("Given")
 
@@ -71,6 +72,15 @@ class PassDecisions:
     def decoding(self) -> list[Request]:
         """The requests of `generations`."""
         return [request for request, _ in self.generations.values()]
+
+
+def newest_suspended(table: RequestTable, manager: KVCacheManager) -> Request | None:
+    """The suspended request to start again where nothing runs and nothing comes back by itself (S5)."""
+    if table.has_pages_in_flight:
+        return None
+    held = [request for request in table.admitted() if manager.has_cache(request.request_id)]
+    suspended = [request for request in held if manager.is_suspended(request.request_id)]
+    return table.ordering.first_to_last(suspended)[-1] if suspended else None
 
 
 class IterationPass:

@@ -14,7 +14,8 @@ acts at once and is taken back by hand in the cases somebody thought of; here no
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from configs import SchedulerConfig
 from manager import KVCacheManager, LeaseId, PageLease, RequestId
@@ -24,7 +25,7 @@ from scheduler.context_planner import ContextPlanner
 from scheduler.errors import CallOutOfTurn, InvalidConfiguration, InvalidRequest, RequestTooLarge
 from scheduler.generation_planner import GenerationPlanner
 from scheduler.handoff_outcomes import HandoffOutcomes
-from scheduler.iteration_pass import IterationPass, PassDecisions
+from scheduler.iteration_pass import IterationPass, PassDecisions, newest_suspended
 from scheduler.messages import Handoff, WorkerRole
 from scheduler.offer_planner import OfferPlanner
 from scheduler.output import (
@@ -235,7 +236,11 @@ class KVCacheV2Scheduler:
         if self._table.has_nothing_to_run:
             self._counters["iterations"] += 1
             return SchedulerOutput(self._counters["iterations"])
-        decisions, is_committed = self._plan()
+        decisions, is_committed = self._plan(self._run_planners)
+        if not is_committed and (held := newest_suspended(self._table, self._manager)) is not None:
+            # Pages that a suspended cache shared with one that has ended may lie on the device where nobody takes them.
+            restart, is_committed = self._plan(lambda plan: plan.restart_suspended(held))
+            decisions = replace(restart, deferred=decisions.deferred, blocked_by=decisions.blocked_by)
         self._counters["iterations"] += 1
         output = self._effects.apply(decisions, is_committed=is_committed, now_s=now_s)
         if not is_committed:
@@ -275,7 +280,7 @@ class KVCacheV2Scheduler:
             self._note_release()
         return abandoned
 
-    def _plan(self) -> tuple[PassDecisions, bool]:
+    def _plan(self, run_planners: Callable[[IterationPass], None]) -> tuple[PassDecisions, bool]:
         """Plan and commit, or undo: a pass from which nothing came is rolled back whole (V12)."""
         transaction = self._manager.begin_plan()
         decisions = PassDecisions()
@@ -285,7 +290,7 @@ class KVCacheV2Scheduler:
                 requests=self._config.max_batch_size,
                 availability=self._manager.availability(),
             )
-            self._run_planners(IterationPass(self._manager, transaction, budget, decisions))
+            run_planners(IterationPass(self._manager, transaction, budget, decisions))
             budget.reconcile(self._manager.availability())
         except BaseException:
             self._undo(decisions)

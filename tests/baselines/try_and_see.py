@@ -8,13 +8,13 @@ Source: the left column of `scheduler/DIVERGENCE.md`, as the maintainers of Tens
 `KVCacheV2Scheduler`; no code of theirs.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from configs import SchedulerConfig
 from manager import Epoch, PoolGroupId, RequestId
 from scheduler.admission import TransferWindow
-from scheduler.iteration_pass import PassDecisions
+from scheduler.iteration_pass import IterationPass, PassDecisions
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
 from scheduler.messages import WorkerRole
 from scheduler.output import SchedulerOutput
@@ -88,7 +88,7 @@ class TryAndSeeScheduler(KVCacheV2Scheduler):
         self.observer.after(output, self._table)
         return output
 
-    def _plan(self) -> tuple[PassDecisions, bool]:
+    def _plan(self, run_planners: Callable[[IterationPass], None]) -> tuple[PassDecisions, bool]:
         """As ours, but nothing proves the budget, and a fruitless pass keeps what switches keep."""
         transaction = self._watched.begin_plan()
         self._drop_leftovers()
@@ -104,7 +104,7 @@ class TryAndSeeScheduler(KVCacheV2Scheduler):
         driven = DrivenManager(self._watched, budget, self._switches)
         plan = LeakyPass(driven, transaction, budget, decisions, self._table, self._switches)
         try:
-            self._run_planners(plan)
+            run_planners(plan)
             budget.reconcile(self._watched.availability())
         except BaseException:
             self._undo(decisions)
