@@ -21,9 +21,12 @@ SECONDS = 20 * 60
 
 def test_every_request_ends_once_and_nothing_is_held_at_the_end() -> None:
     run_state_machine_as_test(IterationMachine, settings=settings(max_examples=100, stateful_step_count=40))
+    _assert_reached("deferrals", "recomputes", "abandoned_steps", "refused", "rollbacks")
+
+
+def _assert_reached(*kinds: str) -> None:
     reached = IterationMachine.totals
-    for kind in ("deferrals", "recomputes", "abandoned_steps", "duplicate_deferrals", "refused", "rollbacks"):
-        assert reached[kind] > 0, f"no example reached {kind}: {dict(reached)}"
+    assert [kind for kind in kinds if not reached[kind]] == [], f"not reached by any example: {dict(reached)}"
 
 
 @pytest.mark.slow
@@ -40,6 +43,8 @@ def test_many_fresh_seeds_end_every_request_once(capsys: pytest.CaptureFixture[s
         chosen = settings(max_examples=EXAMPLES_A_SEED, stateful_step_count=40, derandomize=False)
         run_state_machine_as_test(machine, settings=chosen)
         examples += EXAMPLES_A_SEED
+    # Two of one prefix, one of them computing: too rare for a hundred examples.
+    _assert_reached("duplicate_deferrals", "suspensions", "resumes")
 
 
 def test_pages_that_a_suspended_request_has_on_the_device_stop_nobody_for_ever() -> None:
