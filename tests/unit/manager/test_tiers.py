@@ -197,3 +197,23 @@ def test_what_came_up_for_a_user_that_ended_stays_when_another_claim_of_it_is_un
     manager.audit()
     tiered.compute(ended)
     tiered.contents.check(manager, ended.request_id, ended.token_ids)
+
+
+def test_a_claim_that_is_undone_goes_down_again_although_another_request_copies_from_the_block(tiered: Tiered) -> None:
+    manager = tiered.manager
+    tiered.compute(FakeRequest("a", list(range(9))))
+    free(manager, FakeRequest("a"))
+    tiered.compute(FakeRequest("b", [7] * 24))
+    free(manager, FakeRequest("b"))
+    copying, undone = FakeRequest("c", [0, 1, 9]), FakeRequest("d", [*range(8), 4])
+    plan = manager.begin_plan()
+    assert granted(manager.prepare_context(copying)).reused_tokens == 2
+    before = manager.availability()
+    assert granted(manager.prepare_context(undone)).reused_tokens == 8
+    manager.revert_allocate_context(undone)
+    manager.audit()
+    assert manager.availability() == before
+    plan.commit()
+    assert manager.finish_fills() == ()
+    manager.audit()
+    tiered.contents.check(manager, copying.request_id, copying.token_ids[:2])
