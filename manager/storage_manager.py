@@ -154,8 +154,8 @@ class StorageManager:
         """
         loose = self.pages.remove_locks(pages)
         fills, locks = self.moves.copies.fills, self.pages.locks
-        # One that was released here since it came up would have come up for that user alone: it stays. Pins are no users:
-        # what is copied from it can be copied from below as well.
+        # One that was released here since it came up would have come up for that user alone: it stays. Pins are no
+        # users: what is copied from it can be copied from below as well.
         is_used, pins = self.eviction[self.pool_group_of[group]].was_released_here, self.moves.pins
         promoted = [page for page in pages if page in fills and locks[page] == pins[page] and not is_used(page)]
         renamed = self.moves.unpromote(self.pool_group_of[group], promoted)
