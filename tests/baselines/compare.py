@@ -22,7 +22,8 @@ from serving.simulation.arrivals import Arrival, TraceScale, read_trace
 from serving.simulation.cost_model import CostModel
 from serving.simulation.settings import NetworkSettings, SimulationSettings
 from tests.baselines.comparison import Outcome, run_side
-from tests.baselines.switches import ALL, INERT, Switch
+from tests.baselines.member_run import run_members
+from tests.baselines.switches import ALL, INERT, WITH_MEMBERS, Switch
 
 COST = CostModel(step_s=60e-3, context_token_s=8e-6, context_attention_s=0.4e-9, decode_row_s=0.1e-3)
 """Decoding is the bottleneck, so that requests pile up on the generation workers until their pages run short."""
@@ -88,8 +89,16 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
         acting = [switch for switch in Switch if switch not in INERT]
         alone = {switch: _run(f"{switch.name} alone", settings, few, {switch}) for switch in acting}
         result["switches"] = shares(alone)
+        result["switches_with_members"] = with_members()
         result["inert_switches"] = {switch.name: reason for switch, reason in INERT.items()}
     return result
+
+
+def with_members() -> dict[str, object]:
+    """Ours, and the switches that act only where requests have drafts and adapters, each alone (`member_run.py`)."""
+    runs = {"transactional": run_members(0, None)}
+    runs |= {switch.name: run_members(0, {switch}) for switch in sorted(WITH_MEMBERS, key=lambda one: one.name)}
+    return {name: asdict(outcome) for name, outcome in runs.items()}
 
 
 def _run(
@@ -163,6 +172,9 @@ def table(result: Mapping[str, object]) -> str:
                 f"{name:<4}{numbers} {row['audit_violations']:>9} {row['share_of_violations']:>6.1%}  {row['what']}"
             )
         lines += [f"{name:<4} changes nothing here: {reason}" for name, reason in inert.items()]
+        members = result["switches_with_members"]
+        assert isinstance(members, dict)
+        lines += [f"with drafts, encoder inputs and adapters, {name}: {row}" for name, row in members.items()]
     return "\n".join(lines)
 
 

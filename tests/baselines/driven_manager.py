@@ -89,6 +89,8 @@ class DrivenManager:
         answer = self.real.try_allocate_generation(request)
         if isinstance(answer, Grant):
             self._budget.asked_tokens = 1
+            self._budget.unseen_blocks = self._padding_blocks(request) if answer.pages else 0
+            self._drop_kept(request, answer)
         elif answer.reason is RefusalReason.OUT_OF_PAGES and self.real.is_suspended(request.request_id):
             self.resume(request)
         return answer
@@ -105,6 +107,17 @@ class DrivenManager:
         elif answer.reason is RefusalReason.OUT_OF_PAGES:
             self.keep_init(request)
         return answer
+
+    def _padding_blocks(self, request: CacheRequest) -> int:
+        """Blocks that only the drafter's padding needed."""
+        geometry, num_tokens = self.real.geometry, len(request.token_ids) + request.num_draft_tokens
+        padding = geometry.draft_padding_tokens if request.num_draft_tokens else 0
+        return geometry.num_blocks(num_tokens + padding) - geometry.num_blocks(num_tokens)
+
+    def _drop_kept(self, request: CacheRequest, grant: Grant) -> None:
+        """A resumed request uses the adapter that it kept (V20)."""
+        if Switch.V20 in self._switches and grant.index_slots and request.adapter_id is not None:
+            self.real.drop_kept_adapter(request.adapter_id)
 
     # -- what stays after a refusal --------------------------------------------------------------------
 
@@ -129,12 +142,19 @@ class DrivenManager:
     # -- passed on -------------------------------------------------------------------------------------
 
     def suspend_request(self, request: CacheRequest) -> Grant | Refusal:
-        """As the real one's."""
-        return self.real.suspend_request(request)
+        """As the real one's; its adapter may stay (V20)."""
+        answer = self.real.suspend_request(request)
+        if Switch.V20 in self._switches and isinstance(answer, Grant):
+            self.real.keep_adapter(request)
+        return answer
 
     def pause_for_recompute(self, request: CacheRequest) -> Grant:
         """As the real one's."""
-        return self.real.pause_for_recompute(request)
+        was_suspended = self.real.is_suspended(request.request_id)
+        answer = self.real.pause_for_recompute(request)
+        if was_suspended and request.adapter_id is not None and Switch.V20 in self._switches:
+            self.real.drop_kept_adapter(request.adapter_id)
+        return answer
 
     def has_cache(self, request_id: RequestId) -> bool:
         """As the real one's."""

@@ -20,10 +20,19 @@ class LeakyBudget(BudgetTracker):
 
     Attributes:
         asked_tokens: tokens that the present attempt asked for; what V13 charges.
+        unseen_blocks: of the present attempt, those that only a drafter's padding needs; what V19 forgets.
         diverged: whether it differed from the manager when that was asked.
     """
 
-    __slots__ = ("_believed_free", "_logical_tokens", "_switches", "_tokens_per_block", "asked_tokens", "diverged")
+    __slots__ = (
+        "_believed_free",
+        "_logical_tokens",
+        "_switches",
+        "_tokens_per_block",
+        "asked_tokens",
+        "diverged",
+        "unseen_blocks",
+    )
 
     def __init__(
         self,
@@ -40,7 +49,7 @@ class LeakyBudget(BudgetTracker):
         self._believed_free = believed_free
         self._tokens_per_block = tokens_per_block
         self._logical_tokens = 0
-        self.asked_tokens = 0
+        self.asked_tokens = self.unseen_blocks = 0
         self.diverged = False
         super().__init__(rows=rows, requests=requests, availability=availability)
 
@@ -61,7 +70,9 @@ class LeakyBudget(BudgetTracker):
         elif Switch.V16 in self._switches and grant.reused_tokens:
             fresh = grant.tokens // self._tokens_per_block
             self.pages = {group: pages - fresh for group, pages in before.items()}
-        self.asked_tokens = 0
+        if Switch.V19 in self._switches and self.unseen_blocks:
+            self.pages = {group: pages + self.unseen_blocks for group, pages in self.pages.items()}
+        self.asked_tokens = self.unseen_blocks = 0
 
     def mark(self) -> LogicalMark:
         """The present numbers."""

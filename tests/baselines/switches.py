@@ -35,10 +35,13 @@ class Switch(Enum):
 INERT = {
     Switch.V4: "needs an exception between the members of a cache set",
     Switch.V7: "needs an exception after the manager has suspended",
-    Switch.V9: "needs cross-attention caches",
+    Switch.V9: "the manager gives encoder output and growth in one call, so nothing can fail between them",
     Switch.V15: "needs what V1, V2 or V5 keep; acts together with them",
-    Switch.V19: "needs draft caches",
-    Switch.V20: "needs adapters",
+    Switch.V19: "needs drafts: see `WITH_MEMBERS`",
+    Switch.V20: "needs adapters: see `WITH_MEMBERS`",
 }
+
+WITH_MEMBERS = frozenset({Switch.V19, Switch.V20})
+"""Those of `INERT` that act where requests have drafts and adapters (`member_run.py`)."""
 
 ALL = frozenset(Switch)

@@ -1,6 +1,6 @@
 """`WatchedManager`: the product's manager, which remembers whom a plan was asked for. Changes nothing."""
 
-from manager import CacheRequest, Grant, KVCacheManagerV2, Refusal, RequestId
+from manager import AdapterId, CacheRequest, Grant, KVCacheManagerV2, Refusal, RequestId
 
 
 class WatchedManager(KVCacheManagerV2):
@@ -43,3 +43,16 @@ class WatchedManager(KVCacheManagerV2):
             return 0
         groups = self.geometry.layer_groups
         return sum(int((self.block_table(request_id, group.layer_group_id) >= 0).sum()) for group in groups)
+
+    # -- V20, for the other side only ------------------------------------------------------------------
+
+    def keep_adapter(self, request: CacheRequest) -> None:
+        """A request that was just suspended keeps its adapter."""
+        self._adapters.pin(request.adapter_id)
+
+    def drop_kept_adapter(self, adapter_id: AdapterId) -> None:
+        """Give one kept pin back, if there is any: more pins than active caches."""
+        caches = self._caches.by_request.values()
+        num_active = sum(one.adapter_id == adapter_id and not one.is_suspended for one in caches)
+        if self._adapters.pins.get(adapter_id, 0) > num_active:
+            self._adapters.unpin(adapter_id)

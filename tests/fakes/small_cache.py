@@ -42,7 +42,7 @@ PRIMARY_ONLY = Members()
 EVERY_MEMBER = Members(draft=True, draft_padding=1, cross=True, adapter_pages=3)
 
 
-def make_cache(
+def make_geometry(
     *,
     num_pages: int,
     max_sequences: int,
@@ -50,8 +50,8 @@ def make_cache(
     resume_watermark: float = 1.0,
     cap_sequences: bool = True,
     members: Members = PRIMARY_ONLY,
-) -> tuple[KVCacheManagerV2, StepContents]:
-    """`num_pages` of each layer group on the device, `host_pages` in host memory, and the memory under it.
+) -> tuple[CacheGeometry, KVCacheConfig]:
+    """`num_pages` of each layer group on the device, and `host_pages` in host memory.
 
     A pool must have a page for each sequence; `cap_sequences` asks for no more of them than that. Pool groups
     share the bytes by what a request needs of each.
@@ -79,6 +79,25 @@ def make_cache(
         max_encoder_tokens=ENCODER_TOKENS if members.cross else 0,
         draft_padding_tokens=members.draft_padding,
     )
+    return geometry, config
+
+
+def make_cache(
+    *,
+    num_pages: int,
+    max_sequences: int,
+    host_pages: int = 0,
+    resume_watermark: float = 1.0,
+    members: Members = PRIMARY_ONLY,
+) -> tuple[KVCacheManagerV2, StepContents]:
+    """A manager of this geometry, and the memory under it."""
+    geometry, config = make_geometry(
+        num_pages=num_pages,
+        max_sequences=max_sequences,
+        host_pages=host_pages,
+        resume_watermark=resume_watermark,
+        members=members,
+    )
     contents = StepContents(geometry)
     return KVCacheManagerV2(geometry, config, engine=contents, adapters=members.adapters), contents
 
@@ -91,14 +110,15 @@ def make_manager(
     resume_watermark: float = 1.0,
     cap_sequences: bool = True,
 ) -> KVCacheManagerV2:
-    """As `make_cache`, with the primary only."""
-    return make_cache(
+    """With the primary only, and no memory."""
+    geometry, config = make_geometry(
         num_pages=num_pages,
         max_sequences=max_sequences,
         host_pages=host_pages,
         resume_watermark=resume_watermark,
         cap_sequences=cap_sequences,
-    )[0]
+    )
+    return KVCacheManagerV2(geometry, config)
 
 
 def shape_of(manager: KVCacheManagerV2, members: Members = PRIMARY_ONLY) -> CacheShape:
