@@ -183,7 +183,8 @@ class OwnerDoor:
         self._links: list[threading.Thread] = []
         self._listener = socket.create_server((host, 0))
         self.address = LinkAddress(host, self._listener.getsockname()[1], name)
-        threading.Thread(target=self._listen, name=f"pdserve-links-{name}", daemon=True).start()
+        self._listening = threading.Thread(target=self._listen, name=f"pdserve-links-{name}", daemon=True)
+        self._listening.start()
 
     def close(self) -> None:
         """Answer nobody any more: links end at their reader's next request. May be called twice."""
@@ -191,6 +192,7 @@ class OwnerDoor:
             self._is_closed = True
             self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept that waits
             self._listener.close()
+            self._listening.join()  # from here on no link is added
             # Most readers end with us. One that does not holds its thread until the process ends.
             end_s = time.monotonic() + _JOIN_S
             for link in self._links:
