@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kvtransfer.errors import PeerError, PeerUnreachable, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId, Transport
+from kvtransfer.transports.description import attribute
 
 _NAME = "auto"
 _log = logging.getLogger(__name__)
@@ -89,9 +90,9 @@ class BestTransport:
     def read(self, source: MemoryDescription, copies: Sequence[PageCopy]) -> ReadId:
         """Start a read with the best transport. Raises PeerError when none reaches the peer, or what it raises."""
         self.describe()
-        life = source.attributes.get("life")
-        if source.transport != _NAME or not isinstance(life, str) or not source.ways:
-            msg = f"not a description of the {_NAME} transport: {source.transport}"
+        life = attribute(source, _NAME, "life", str)
+        if not source.ways:
+            msg = f"{life} describes no way to its memory"
             raise PeerError(msg)
         transport, read_id, reasons = self._start(source.ways, copies)
         self._note(life, transport, reasons)

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.errors import PeerError, TransferLogicError
-from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
-from kvtransfer.transports.base import ReadId
+from kvtransfer.errors import TransferLogicError
+from kvtransfer.messages import MemoryDescription
 from kvtransfer.transports.collective_link import LinkAddress, LinkFetch, OwnerDoor, ReaderLink
+from kvtransfer.transports.description import attribute
 from kvtransfer.transports.runs import Run
-from kvtransfer.transports.staged import MAX_BATCH_BYTES, StagedReads
+from kvtransfer.transports.staged import MAX_BATCH_BYTES, StagedTransport
 
 _NAME = "collective"
 _TIMEOUT_S = 10.0
 
 
-class CollectiveTransport:
+class CollectiveTransport(StagedTransport):
     """A `Transport` over links of two.
 
     Args:
@@ -38,42 +38,17 @@ class CollectiveTransport:
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         """Start without memory; nobody listens yet."""
+        super().__init__(_NAME, max_batch_bytes)
         self._life_name = life_name
         self._host = host
         self._timeout_s = timeout_s
-        self._reads = StagedReads(self._fetch, max_batch_bytes)
         self._links: dict[LinkAddress, ReaderLink] = {}
         self._door: OwnerDoor | None = None
         self._description: MemoryDescription | None = None
 
-    @property
-    def name(self) -> str:
-        """As in `TransferConfig.transport`."""
-        return _NAME
-
-    @property
-    def copies_in_poll(self) -> bool:
-        """Always: what arrives waits in a buffer."""
-        return True
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether something has arrived."""
-        return self._reads.is_moving
-
-    @property
-    def needs_serving(self) -> bool:
-        """Never: links have threads."""
-        return False
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that our reads have copied so far."""
-        return self._reads.bytes_moved
-
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
         """Make `memory` readable by whoever connects, and writable by our reads. Once."""
-        self._reads.register(memory)
+        super().register(memory)
         self._door = OwnerDoor(self._life_name, self._host, memory, self._timeout_s)
         address = self._door.address
         self._description = MemoryDescription(
@@ -87,25 +62,8 @@ class CollectiveTransport:
             raise TransferLogicError(msg)
         return self._description
 
-    def read(self, source: MemoryDescription, copies: Sequence[PageCopy]) -> ReadId:
-        """Start a read. Raises PeerError for a bad description or run; whether the owner lives, `poll` says."""
-        _, num_bytes = _parse(source)
-        return self._reads.start(source, num_bytes, copies)
-
-    def poll(self, read_id: ReadId) -> ReadStatus:
-        """Copy what has arrived and ask for more."""
-        return self._reads.poll(read_id)
-
-    def error(self, read_id: ReadId) -> str:
-        """Why the last read that failed did, if it was `read_id`."""
-        return self._reads.error(read_id)
-
     def serve(self) -> None:
         """Nothing to do."""
-
-    def cancel(self, read_id: ReadId) -> None:
-        """Stop a read; what is on its way is thrown away."""
-        self._reads.cancel(read_id)
 
     def close(self) -> None:
         """End all links; may be called twice."""
@@ -114,29 +72,20 @@ class CollectiveTransport:
         self._links.clear()
         if self._door is not None:
             self._door.close()
-        self._reads.clear()
+        super().close()
+
+    def _size_of(self, source: MemoryDescription) -> int:
+        return attribute(source, _NAME, "num_bytes", int)
 
     def _fetch(self, source: MemoryDescription, runs: Sequence[Run]) -> LinkFetch:
-        address, _ = _parse(source)
+        address = LinkAddress(
+            attribute(source, _NAME, "host", str),
+            attribute(source, _NAME, "port", int),
+            attribute(source, _NAME, "life", str),
+        )
         link = self._links.get(address)
         if link is None or link.is_broken:
             # Those of dead owners go when anything new is connected: their number is bounded by the living.
             self._links = {place: other for place, other in self._links.items() if not other.is_broken}
             link = self._links[address] = ReaderLink(address, self._host, self._timeout_s)
         return link.fetch(runs)
-
-
-def _parse(source: MemoryDescription) -> tuple[LinkAddress, int]:
-    attributes = source.attributes
-    host, port = attributes.get("host"), attributes.get("port")
-    life, num_bytes = attributes.get("life"), attributes.get("num_bytes")
-    if (
-        source.transport != _NAME
-        or not isinstance(host, str)
-        or not isinstance(port, int)
-        or not isinstance(life, str)
-        or not isinstance(num_bytes, int)
-    ):
-        msg = f"not a description of the {_NAME} transport: {source.transport}"
-        raise PeerError(msg)
-    return LinkAddress(host, port, life), num_bytes

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvtransfer.errors import PeerError, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
+from kvtransfer.transports.description import attribute
 from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy
 from kvtransfer.transports.runs import check_memory
 
@@ -168,8 +169,4 @@ class InProcessTransport:
 
 
 def _address(source: MemoryDescription) -> tuple[str, int]:
-    name, life = source.attributes.get("name"), source.attributes.get("life")
-    if source.transport != _NAME or not isinstance(name, str) or not isinstance(life, int):
-        msg = f"not a description of the {_NAME} transport: {source.transport}"
-        raise PeerError(msg)
-    return name, life
+    return attribute(source, _NAME, "name", str), attribute(source, _NAME, "life", int)

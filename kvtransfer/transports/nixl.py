@@ -24,6 +24,7 @@ import numpy.typing as npt
 from kvtransfer.errors import PeerError, PeerUnreachable, TransferLogicError, TransportUnavailable
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
+from kvtransfer.transports.description import attribute
 from kvtransfer.transports.runs import Run, batches_of, check_memory, checked_runs
 
 _NAME = "nixl"
@@ -298,16 +299,9 @@ def _make_agent(agent_name: str) -> Any:
 
 
 def _peer(source: MemoryDescription) -> _Peer:
-    attributes = source.attributes
-    agent, metadata = attributes.get("agent"), attributes.get("metadata")
-    address, num_bytes = attributes.get("address"), attributes.get("num_bytes")
-    if (
-        source.transport != _NAME
-        or not isinstance(agent, str)
-        or not isinstance(metadata, bytes)
-        or not isinstance(address, int)
-        or not isinstance(num_bytes, int)
-    ):
-        msg = f"not a description of the {_NAME} transport: {source.transport}"
-        raise PeerError(msg)
-    return _Peer(agent, metadata, address, num_bytes)
+    return _Peer(
+        attribute(source, _NAME, "agent", str),
+        attribute(source, _NAME, "metadata", bytes),
+        attribute(source, _NAME, "address", int),
+        attribute(source, _NAME, "num_bytes", int),
+    )

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import ray
 
 from kvtransfer.errors import PeerError
-from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
-from kvtransfer.transports.base import ReadId
+from kvtransfer.messages import MemoryDescription
+from kvtransfer.transports.description import attribute
 from kvtransfer.transports.runs import Run
-from kvtransfer.transports.staged import MAX_BATCH_BYTES, StagedReads, gather
+from kvtransfer.transports.staged import MAX_BATCH_BYTES, StagedTransport, gather
 
 _NAME = "object_store"
 OwnerRuns = Sequence[tuple[int, int]]
@@ -54,7 +54,7 @@ class ObjectFetch:
         self._reference = None
 
 
-class ObjectStoreTransport:
+class ObjectStoreTransport(StagedTransport):
     """A `Transport` over an actor's method.
 
     Args:
@@ -66,45 +66,16 @@ class ObjectStoreTransport:
 
     def __init__(self, life_name: str, actor: str, namespace: str, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         """Start without memory."""
+        super().__init__(_NAME, max_batch_bytes)
         self._life_name = life_name
         self._actor = actor
         self._namespace = namespace
-        self._reads = StagedReads(self._fetch, max_batch_bytes)
         self._actors: dict[str, Any] = {}
         self._is_closed = False
 
-    @property
-    def name(self) -> str:
-        """As in `TransferConfig.transport`."""
-        return _NAME
-
-    @property
-    def copies_in_poll(self) -> bool:
-        """Always: what arrives waits in the object store."""
-        return True
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether something has arrived."""
-        return self._reads.is_moving
-
-    @property
-    def needs_serving(self) -> bool:
-        """Never: the actor answers."""
-        return False
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that our reads have copied so far."""
-        return self._reads.bytes_moved
-
-    def register(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Make `memory` readable by whoever may call the actor, and writable by our reads. Once."""
-        self._reads.register(memory)
-
     def describe(self) -> MemoryDescription:
         """Which actor to call, and which life of it."""
-        num_bytes = self._reads.memory.size
+        num_bytes = self.memory.size
         attributes: dict[str, str | int | bytes] = {
             "actor": self._actor,
             "life": self._life_name,
@@ -121,35 +92,23 @@ class ObjectStoreTransport:
         if self._is_closed or life != self._life_name:
             msg = f"{life} has ended, this is {self._life_name}"
             raise PeerError(msg)
-        return gather(self._reads.memory, runs)
-
-    def read(self, source: MemoryDescription, copies: Sequence[PageCopy]) -> ReadId:
-        """Start a read. Raises PeerError for a bad description or run; whether the owner lives, `poll` says."""
-        return self._reads.start(source, _parse(source)[2], copies)
-
-    def poll(self, read_id: ReadId) -> ReadStatus:
-        """Copy what has arrived and ask for more."""
-        return self._reads.poll(read_id)
-
-    def error(self, read_id: ReadId) -> str:
-        """Why the last read that failed did, if it was `read_id`."""
-        return self._reads.error(read_id)
+        return gather(self.memory, runs)
 
     def serve(self) -> None:
         """Nothing to do."""
 
-    def cancel(self, read_id: ReadId) -> None:
-        """Stop a read; what is on its way is thrown away."""
-        self._reads.cancel(read_id)
-
     def close(self) -> None:
         """Answer nobody any more and forget all reads; may be called twice."""
         self._is_closed = True
-        self._reads.clear()
+        super().close()
         self._actors.clear()
 
+    def _size_of(self, source: MemoryDescription) -> int:
+        return attribute(source, _NAME, "num_bytes", int)
+
     def _fetch(self, source: MemoryDescription, runs: Sequence[Run]) -> ObjectFetch:
-        actor, namespace, _, life = _parse(source)
+        actor, life = attribute(source, _NAME, "actor", str), attribute(source, _NAME, "life", str)
+        namespace = attribute(source, _NAME, "namespace", str)
         handle = self._actors.get(actor)
         if handle is None:
             try:
@@ -159,19 +118,3 @@ class ObjectStoreTransport:
                 raise PeerError(msg) from error
         wanted = [(offset, num_bytes) for offset, _, num_bytes in runs]
         return ObjectFetch(handle.answer_fetch.remote(life, wanted), life)
-
-
-def _parse(source: MemoryDescription) -> tuple[str, str, int, str]:
-    attributes = source.attributes
-    actor, namespace = attributes.get("actor"), attributes.get("namespace")
-    num_bytes, life = attributes.get("num_bytes"), attributes.get("life")
-    if (
-        source.transport != _NAME
-        or not isinstance(actor, str)
-        or not isinstance(namespace, str)
-        or not isinstance(num_bytes, int)
-        or not isinstance(life, str)
-    ):
-        msg = f"not a description of the {_NAME} transport: {source.transport}"
-        raise PeerError(msg)
-    return actor, namespace, num_bytes, life

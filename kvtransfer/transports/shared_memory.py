@@ -25,6 +25,7 @@ import numpy.typing as npt
 from kvtransfer.errors import PeerError, PeerUnreachable, TransferLogicError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.base import ReadId
+from kvtransfer.transports.description import attribute
 from kvtransfer.transports.local_copy import DEFAULT_MAX_POLL_BYTES, LocalCopy
 from kvtransfer.transports.runs import check_memory
 
@@ -228,23 +229,19 @@ class SharedMemoryTransport:
         self._mappings.clear()
 
     def _address(self, source: MemoryDescription) -> _Address:
-        attributes = source.attributes
-        path, boot_id = attributes.get("path"), attributes.get("boot_id")
-        inode, device, num_bytes = attributes.get("inode"), attributes.get("device"), attributes.get("num_bytes")
-        if (
-            source.transport != _NAME
-            or not isinstance(path, str)
-            or not isinstance(inode, int)
-            or not isinstance(device, int)
-            or not isinstance(num_bytes, int)
-            or num_bytes <= 0
-        ):
-            msg = f"not a description of the {_NAME} transport: {source.transport}"
+        address = _Address(
+            attribute(source, _NAME, "path", str),
+            attribute(source, _NAME, "inode", int),
+            attribute(source, _NAME, "device", int),
+            attribute(source, _NAME, "num_bytes", int),
+        )
+        if address.num_bytes <= 0:
+            msg = f"not a description of the {_NAME} transport: {address.num_bytes} bytes"
             raise PeerError(msg)
-        if boot_id != self._boot_id:
-            msg = f"{path} is on another host; {_NAME} works on one host only"
+        if source.attributes.get("boot_id") != self._boot_id:
+            msg = f"{address.path} is on another host; {_NAME} works on one host only"
             raise PeerUnreachable(msg)
-        return _Address(path, inode, device, num_bytes)
+        return address
 
     def _mapping(self, address: _Address) -> _Mapping:
         known = self._mappings.get(address.path)

@@ -1,4 +1,4 @@
-"""`StagedReads`: reads whose bytes arrive in buffers of their own and are copied into our memory by `poll`.
+"""`StagedTransport`: reads whose bytes arrive in buffers of their own and are copied into our memory by `poll`.
 
 For transports that cannot write into our memory one-sidedly, or must not: a two-sided peer that is slow, stopped or
 believed dead may send at any time, and an epoch does not fence it. Here whatever comes late lands in a buffer
@@ -9,8 +9,9 @@ M7 (an owner reuses pages of an expired lease at once, a cancel is done at once)
                                at most NUM_AHEAD on their way
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,10 +46,6 @@ class Fetch(Protocol):
         ...
 
 
-StartFetch = Callable[[MemoryDescription, Sequence[Run]], Fetch]
-"""Asks the owner for the bytes of some runs; returns at once. Raises PeerError."""
-
-
 @dataclass(slots=True)
 class _Read:
     source: MemoryDescription
@@ -57,23 +54,54 @@ class _Read:
     is_cancelled: bool = False
 
 
-class StagedReads:
-    """The reading side of a transport that fetches.
+class StagedTransport(ABC):
+    """A `Transport` that fetches: all of it but how an owner is described and asked.
 
-    Args:
-        start_fetch: asks an owner.
-        max_batch_bytes: bytes of one fetch at most.
+    Attributes:
+        bytes_moved: bytes that our reads have copied so far.
     """
 
-    def __init__(self, start_fetch: StartFetch, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-        """Start without memory and reads."""
-        self._start_fetch = start_fetch
+    def __init__(self, name: str, max_batch_bytes: int) -> None:
+        """Start without memory and reads.
+
+        Args:
+            name: as in `TransferConfig.transport`.
+            max_batch_bytes: bytes of one fetch at most.
+        """
+        self._name = name
         self._max_batch_bytes = max_batch_bytes
         self._memory: npt.NDArray[np.uint8] | None = None
         self._reads: dict[ReadId, _Read] = {}
         self._next_id = 0
         self._last_error: tuple[ReadId, str] | None = None
         self.bytes_moved = 0
+
+    @abstractmethod
+    def describe(self) -> MemoryDescription:
+        """How peers reach our memory."""
+
+    @abstractmethod
+    def _size_of(self, source: MemoryDescription) -> int:
+        """Bytes of a peer's memory. Raises PeerError for a bad description."""
+
+    @abstractmethod
+    def _fetch(self, source: MemoryDescription, runs: Sequence[Run]) -> Fetch:
+        """Ask the owner for the bytes of some runs; returns at once. Raises PeerError."""
+
+    @property
+    def name(self) -> str:
+        """As in `TransferConfig.transport`."""
+        return self._name
+
+    @property
+    def copies_in_poll(self) -> bool:
+        """Always: what arrives waits in a buffer."""
+        return True
+
+    @property
+    def needs_serving(self) -> bool:
+        """Never: owners have threads that answer."""
+        return False
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -84,7 +112,7 @@ class StagedReads:
         return self._memory
 
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Write reads into `memory`. Once."""
+        """Make `memory` readable by peers, and writable by our reads. Once."""
         if self._memory is not None:
             msg = "a memory is registered already"
             raise TransferLogicError(msg)
@@ -96,9 +124,13 @@ class StagedReads:
         """Whether a poll would copy something now."""
         return any(read.fetches and read.fetches[0][1].is_ready for read in self._reads.values())
 
-    def start(self, source: MemoryDescription, source_bytes: int, copies: Sequence[PageCopy]) -> ReadId:
-        """Begin; the first poll asks. Raises PeerError for a run outside either memory."""
-        runs = checked_runs(copies, source_bytes, self.memory.size)
+    def read(self, source: MemoryDescription, copies: Sequence[PageCopy]) -> ReadId:
+        """Begin; the first poll asks, and says whether the owner lives.
+
+        Raises:
+            PeerError: a bad description, or a run outside either memory.
+        """
+        runs = checked_runs(copies, self._size_of(source), self.memory.size)
         self._next_id += 1
         read_id = ReadId(self._next_id)
         self._reads[read_id] = _Read(source, batches_of(runs, self._max_batch_bytes, MAX_BATCH_RUNS))
@@ -130,8 +162,8 @@ class StagedReads:
         if read is not None:
             read.is_cancelled = True
 
-    def clear(self) -> None:
-        """Forget all reads."""
+    def close(self) -> None:
+        """Forget all reads; may be called twice."""
         for read in self._reads.values():
             _release(read)
         self._reads.clear()
@@ -156,7 +188,7 @@ class StagedReads:
             batch = next(read.batches, None)
             if batch is None:
                 return
-            read.fetches.append((batch, self._start_fetch(read.source, batch)))
+            read.fetches.append((batch, self._fetch(read.source, batch)))
 
     def _end(self, read_id: ReadId, read: _Read, status: ReadStatus) -> ReadStatus:
         _release(read)

@@ -9,7 +9,7 @@ import pytest
 from kvtransfer.errors import PeerError
 from kvtransfer.messages import MemoryDescription, PageCopy, ReadStatus
 from kvtransfer.transports.runs import Run
-from kvtransfer.transports.staged import NUM_AHEAD, StagedReads, gather
+from kvtransfer.transports.staged import NUM_AHEAD, StagedTransport, gather
 
 SOURCE = MemoryDescription("hand")
 SOURCE_BYTES = 1000
@@ -41,62 +41,64 @@ class HandFetch:
         self.arrived = np.full(sum(num_bytes for _, _, num_bytes in self.runs), value, dtype=np.uint8)
 
 
-class Owner:
+class HandTransport(StagedTransport):
     """Keeps every fetch that was asked for."""
 
     def __init__(self) -> None:
+        super().__init__("hand", BATCH_BYTES)
         self.fetches: list[HandFetch] = []
 
-    def start(self, source: MemoryDescription, runs: Sequence[Run]) -> HandFetch:
+    def describe(self) -> MemoryDescription:
+        return SOURCE
+
+    def _size_of(self, source: MemoryDescription) -> int:
+        return SOURCE_BYTES
+
+    def _fetch(self, source: MemoryDescription, runs: Sequence[Run]) -> HandFetch:
         assert source == SOURCE
         self.fetches.append(HandFetch(runs))
         return self.fetches[-1]
 
 
 @pytest.fixture
-def owner() -> Owner:
-    return Owner()
+def reads() -> HandTransport:
+    transport = HandTransport()
+    transport.register(np.zeros(SOURCE_BYTES, dtype=np.uint8))
+    return transport
 
 
-@pytest.fixture
-def reads(owner: Owner) -> StagedReads:
-    reads = StagedReads(owner.start, BATCH_BYTES)
-    reads.register(np.zeros(SOURCE_BYTES, dtype=np.uint8))
-    return reads
-
-
-def test_no_more_is_asked_for_than_can_be_copied_soon(owner: Owner, reads: StagedReads) -> None:
-    read_id = reads.start(SOURCE, SOURCE_BYTES, [PageCopy(0, 0, 10 * BATCH_BYTES)])
+def test_no_more_is_asked_for_than_can_be_copied_soon(reads: HandTransport) -> None:
+    read_id = reads.read(SOURCE, [PageCopy(0, 0, 10 * BATCH_BYTES)])
     for _ in range(5):
         assert reads.poll(read_id) is ReadStatus.PENDING
-    assert len(owner.fetches) == NUM_AHEAD
+    assert len(reads.fetches) == NUM_AHEAD
     was_moving = reads.is_moving
-    owner.fetches[0].arrive(1)
+    reads.fetches[0].arrive(1)
     assert (was_moving, reads.is_moving) == (False, True)
     reads.poll(read_id)
-    assert len(owner.fetches) == NUM_AHEAD + 1
+    assert len(reads.fetches) == NUM_AHEAD + 1
     assert reads.bytes_moved == BATCH_BYTES
 
 
-def test_bytes_that_arrive_after_a_cancel_touch_nothing(owner: Owner, reads: StagedReads) -> None:
-    read_id = reads.start(SOURCE, SOURCE_BYTES, [PageCopy(0, 0, 3 * BATCH_BYTES)])
+def test_bytes_that_arrive_after_a_cancel_touch_nothing(reads: HandTransport) -> None:
+    read_id = reads.read(SOURCE, [PageCopy(0, 0, 3 * BATCH_BYTES)])
     reads.poll(read_id)
     reads.cancel(read_id)
     assert reads.poll(read_id) is ReadStatus.CANCELLED
-    for fetch in owner.fetches:
+    for fetch in reads.fetches:
         fetch.arrive(7)
-    other = reads.start(SOURCE, SOURCE_BYTES, [PageCopy(0, 500, 10)])
+    other = reads.read(SOURCE, [PageCopy(0, 500, 10)])
     reads.poll(other)
-    owner.fetches[-1].arrive(9)
+    reads.fetches[-1].arrive(9)
     assert reads.poll(other) is ReadStatus.DONE
     assert not reads.memory[:500].any()
     assert (reads.memory[500:510] == 9).all()
 
 
-def test_batches_are_put_in_their_places_in_order(owner: Owner, reads: StagedReads) -> None:
-    read_id = reads.start(SOURCE, SOURCE_BYTES, [PageCopy(0, 900, 50), PageCopy(300, 100, 100)])
+def test_batches_are_put_in_their_places_in_order(reads: HandTransport) -> None:
+    read_id = reads.read(SOURCE, [PageCopy(0, 900, 50), PageCopy(300, 100, 100)])
     reads.poll(read_id)
-    first, second = owner.fetches
+    first, second = reads.fetches
     assert (first.runs, second.runs) == ([(0, 900, 50), (300, 100, 50)], [(350, 150, 50)])
     second.arrive(2)
     assert reads.poll(read_id) is ReadStatus.PENDING
@@ -109,22 +111,22 @@ def test_batches_are_put_in_their_places_in_order(owner: Owner, reads: StagedRea
     assert (reads.memory[150:200] == 2).all()
 
 
-def test_every_fetch_is_released_once_however_its_read_ends(owner: Owner, reads: StagedReads) -> None:
+def test_every_fetch_is_released_once_however_its_read_ends(reads: HandTransport) -> None:
     copies = [PageCopy(0, 0, 2 * BATCH_BYTES)]
-    done, failed, cancelled, forgotten = (reads.start(SOURCE, SOURCE_BYTES, copies) for _ in range(4))
+    done, failed, cancelled, forgotten = (reads.read(SOURCE, copies) for _ in range(4))
     for read_id in (done, failed, cancelled, forgotten):
         reads.poll(read_id)
-    for fetch in owner.fetches[:2]:
+    for fetch in reads.fetches[:2]:
         fetch.arrive(1)
     reads.poll(done)
     assert reads.poll(done) is ReadStatus.DONE
-    owner.fetches[2].error = "broken"
+    reads.fetches[2].error = "broken"
     assert reads.poll(failed) is ReadStatus.FAILED
     assert reads.error(failed) == "broken"
     reads.cancel(cancelled)
     reads.poll(cancelled)
-    reads.clear()
-    assert [fetch.num_releases for fetch in owner.fetches] == [1] * 8
+    reads.close()
+    assert [fetch.num_releases for fetch in reads.fetches] == [1] * 8
 
 
 def test_an_owner_gathers_only_from_its_own_memory() -> None:
