@@ -61,6 +61,10 @@ class BlockDigests:
         size = self.tokens_per_block
         span = token_ids[len(chain) * size : num_blocks * size]
         fresh = pack(f"{len(span)}i", *span)  # twice as fast as an array of them
+        if num_blocks == len(chain) + 1 and self.known is None:  # every decode that fills a block
+            self.packed += fresh
+            chain.append(hash((chain[-1] if chain else self.root, fresh)) & _MASK)
+            return
         taken_over = 0 if self.known is None else self._take_over(fresh)
         self.packed += fresh
         width = size * TOKEN_BYTES

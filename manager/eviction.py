@@ -85,7 +85,8 @@ class EvictionController:
         old = [positions[page] for page in pages]
         self._journal.push((self._unpush, (pages, old)))
         at = lane.base + len(lane.log)
-        if max(old) == NONE:  # never released before
+        # Never released before, or, for want of another lane, into this one.
+        if max(old) == NONE or len(self._registry) == 1:
             lane.log.extend(pages)
             for page in pages:
                 positions[page] = at
@@ -103,7 +104,7 @@ class EvictionController:
     def add(self, count: int) -> None:
         """Change the number of cached pages; negative for claims."""
         if count:
-            self._add(count)
+            self.evictable += count
             self._journal.push((self._add, (-count,)))
 
     def pop(self, count: int) -> list[int]:
@@ -307,8 +308,9 @@ class PlannedEvictions:
 
     def clear(self) -> None:
         """The transaction is over."""
-        for evicted, taken in zip(self.evicted, self._taken, strict=True):
+        for evicted in self.evicted:
             evicted.clear()
+        for taken in self._taken:
             taken.clear()
         self.destinations.clear()
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from manager.cache_chain import CacheChain, CacheStatus
 from manager.errors import LogicError
 from manager.forking import Shared
+from manager.ids import LayerGroupId
 from manager.page import NONE, PageState
 from manager.prefix_match import PrefixMatch, find_partial, find_prefix
 
@@ -132,18 +133,23 @@ class KVCache(CacheChain):
     def grow(self, num_blocks: int) -> None:
         """Add private blocks. The caller has checked that they are available."""
         first = self.num_blocks
-        span = range(first, first + num_blocks)
         for place, pages in enumerate(self.pages):
             group = self._groups[place]
-            gone = _overlap(span, self._stale(group, self.reserved_tokens)) if self._has_windows else range(0)
-            taken = self._storage.take(group, num_blocks - len(gone))
-            if gone:
-                at = gone.start - first
-                taken = [*taken[:at], *[NONE] * len(gone), *taken[at:]]
+            if self._has_windows:
+                taken = self._take_in_window(group, range(first, first + num_blocks))
+            else:
+                taken = self._storage.take(group, num_blocks)
             pages.extend(taken)
             self._journal.push((self._trim, (place, first)))
             self._tables.write(place, first, taken)
         self._set_num_blocks(first + num_blocks)
+
+    def _take_in_window(self, group: LayerGroupId, span: range) -> list[int]:
+        """Pages for the blocks of `span`; NONE for those that have left the window when the transfer is done."""
+        gone = _overlap(span, self._stale(group, self.reserved_tokens))
+        taken = self._storage.take(group, len(span) - len(gone))
+        at = gone.start - span.start
+        return [*taken[:at], *[NONE] * len(gone), *taken[at:]]
 
     def ungrow(self, num_blocks: int) -> list[int]:
         """Undo growth of this plan back to `num_blocks`; returns renamed pages (`StorageManager.untake`)."""
@@ -327,7 +333,8 @@ class KVCache(CacheChain):
         # had left every window. They are committed with the next block that has one.
         while block > self.num_committed and all(pages[block - 1] == NONE for pages in self.pages):
             block, leaf = block - 1, tree.parent[leaf]
-        tree.prune(last)
+        if self._has_windows or block == self.num_committed:  # else the last node has pages of ours
+            tree.prune(last)
         if block > self.num_committed:
             self._set_lengths(self.history, block, leaf)
 

@@ -171,11 +171,12 @@ class PageTable:
 
     def publish(self) -> None:
         """Records freed in this transaction may be used again."""
-        position = self.position
-        for page in self._limbo:
-            position[page] = NONE
-        self._spare.extend(self._limbo)
-        self._limbo.clear()
+        if self._limbo:
+            position = self.position
+            for page in self._limbo:
+                position[page] = NONE
+            self._spare.extend(self._limbo)
+            self._limbo.clear()
 
     def live(self) -> list[int]:
         """Every record that is not free; for audits."""
@@ -183,13 +184,14 @@ class PageTable:
 
     def _extend(self, count: int) -> None:
         first = len(self.slot)
-        self.slot.extend([0] * count)
+        zeros, none = array("i", (0,)) * count, array("i", (NONE,)) * count
+        self.slot.extend(zeros)
         self.store.extend(bytes(count))
         self.group.extend(bytes(count))
         self.state.extend(bytes(count))
-        self.locks.extend([0] * count)
-        self.node.extend([NONE] * count)
-        self.position.extend([NONE] * count)
+        self.locks.extend(zeros)
+        self.node.extend(none)
+        self.position.extend(array("q", (NONE,)) * count)
         self._spare[:0] = range(first + count - 1, first - 1, -1)
 
     def _uncreate(self, pages: Sequence[int]) -> None:

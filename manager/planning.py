@@ -169,7 +169,7 @@ class Planner:
         `num_tokens` = 0 only resumes.
         """
         primary, size = caches.primary, self._geometry.tokens_per_block
-        cross = caches.missing_cross_blocks if num_tokens else 0
+        cross = 0 if caches.cross is None or not num_tokens else caches.missing_cross_blocks
         if num_tokens <= primary.num_blocks * size and not cross and primary.status is CacheStatus.ACTIVE:
             # Every decode, at all but one step in `size`.
             return Grant(caches.request_id, (), 0, 0, 0, 0, primary.history, primary.num_blocks * size)
@@ -251,7 +251,8 @@ class Planner:
         index_slots: int = 0,
         adapter_pages: int = 0,
     ) -> Grant:
-        pages = tuple([self._page_cost(pool, cost) for pool, cost in enumerate(costs) if cost])
+        device = self._geometry.tiers[0]
+        pages = tuple([PageCost(PoolGroupId(pool), device, cost) for pool, cost in enumerate(costs) if cost])
         primary = caches.primary
         return Grant(
             caches.request_id,

@@ -8,8 +8,7 @@ Nodes are small integers over parallel arrays, as pages are (`page.py`).
 """
 
 from array import array
-from collections.abc import Iterator, MutableSequence, Sequence
-from struct import unpack_from
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 
 import numpy as np
 
@@ -65,8 +64,8 @@ class BlockRadixTree:
         self._tokens = TokenArena(tokens_per_block)
         self.scopes: dict[int, ReuseScope] = {}
         self._spare: list[int] = []
-        # Removed in this transaction: nodes, and their neighbours at that moment.
-        self._limbo: list[list[tuple[int, int, int]]] = []
+        # Removed in this transaction, sweep by sweep.
+        self._limbo: list[list[int]] = []
 
     def find(self, digests: BlockDigests, first: int, last: int) -> list[int]:
         """Nodes of blocks [first, last), up to the first that is missing or not what its digest says."""
@@ -110,6 +109,10 @@ class BlockRadixTree:
     def insert_chain(self, parent: int, digests: BlockDigests, first: int, last: int) -> list[int]:
         """Make the nodes of blocks [first, last), each the child of the one before; none of them is there yet."""
         count, width = last - first, self._width
+        if count == 1:
+            node = self._insert(parent, digests.chain[first])
+            self._tokens.put_row(node, digests.packed[first * width : last * width])
+            return [node]
         while len(self._spare) < count:
             self._extend(max(count, _GROWTH))
         nodes = self._spare[: -count - 1 : -1]
@@ -118,7 +121,8 @@ class BlockRadixTree:
         keys = digests.chain[first:last]
         self.by_digest.update(zip(keys, nodes, strict=True))
         parents[nodes[0]] = parent
-        for start, end in runs(nodes):  # a spare node has no neighbours, and the new ones are only children
+        spans = runs(nodes)
+        for start, end in spans:  # a spare node has no neighbours, and the new ones are only children
             at, stop = nodes[start], nodes[end - 1] + 1
             digest[at:stop] = array("q", keys[start:end])
             parents[at + 1 : stop] = array("i", nodes[start : end - 1])
@@ -126,7 +130,7 @@ class BlockRadixTree:
             if start:
                 parents[at] = nodes[start - 1]
                 children[nodes[start - 1]] = at
-        self._tokens.put(nodes, digests.packed[first * width : last * width])
+        self._tokens.put(nodes, spans, digests.packed[first * width : last * width])
         self._link(nodes[0])
         self._journal.push((self._uninsert_chain, (nodes,)))
         return nodes
@@ -164,9 +168,10 @@ class BlockRadixTree:
         """
         children, previous, following, parents = self._first_child, self._previous, self._next, self.parent
         digests, by_digest, first, others = self._digest, self.by_digest, self.pages[0], self.pages[1:]
-        removed: list[tuple[int, int, int]] = []
+        removed: list[int] = []
+        siblings: dict[int, tuple[int, int]] = {}
         self._limbo.append(removed)
-        self._journal.push((self._unremove, (removed,)))
+        self._journal.push((self._unremove, (removed, siblings)))
         for start in nodes:
             node = start
             if column is not None:
@@ -176,6 +181,7 @@ class BlockRadixTree:
                     break
                 parent, before, after = parents[node], previous[node], following[node]
                 del by_digest[digests[node]]
+                removed.append(node)
                 if before != NONE:
                     following[before] = after
                     previous[node] = NONE
@@ -184,7 +190,8 @@ class BlockRadixTree:
                 if after != NONE:
                     previous[after] = before
                     following[node] = NONE
-                removed.append((node, before, after))
+                if before != after:  # one of them is a sibling
+                    siblings[node] = (before, after)
                 node = parent
 
     def has_page(self, node: int) -> bool:
@@ -209,7 +216,9 @@ class BlockRadixTree:
     def alike(self, parent: int, wanted: bytes, max_children: int) -> Iterator[int]:
         """Children that begin with the same token as `wanted`, among the `max_children` newest."""
         tokens, following = self._tokens, self._next
-        (head,) = unpack_from("i", wanted)
+        head = tokens.head(wanted)
+        if head is None:
+            return
         child = self._first_child[parent]
         while child != NONE and max_children:
             if tokens.begins(child, head):
@@ -251,9 +260,9 @@ class BlockRadixTree:
     def publish(self) -> None:
         """Nodes removed in this transaction may be used again."""
         for removed in self._limbo:
-            self._spare.extend([node for node, _, _ in removed])
-            if removed and self.parent[removed[-1][0]] == NONE:  # a root goes after all its children
-                self.scopes.pop(removed[-1][0], None)
+            self._spare.extend(removed)
+            if removed and self.parent[removed[-1]] == NONE:  # a root goes after all its children
+                self.scopes.pop(removed[-1], None)
         self._limbo.clear()
 
     def put_pages(self, column: MutableSequence[int], nodes: Sequence[int], pages: Sequence[int] | None) -> None:
@@ -271,11 +280,12 @@ class BlockRadixTree:
         self._next[node] = self._previous[node] = NONE
         self._spare.append(node)
 
-    def _unremove(self, removed: Sequence[tuple[int, int, int]]) -> None:
+    def _unremove(self, removed: Sequence[int], siblings: Mapping[int, tuple[int, int]]) -> None:
         # In reverse order, the old neighbours are neighbours again.
         self._limbo.pop()
-        for node, before, after in reversed(removed):
+        for node in reversed(removed):
             parent = self.parent[node]
+            before, after = siblings.get(node, (NONE, NONE))
             self._previous[node], self._next[node] = before, after
             if before != NONE:
                 self._next[before] = node
@@ -287,9 +297,9 @@ class BlockRadixTree:
 
     def _extend(self, count: int) -> None:
         first = len(self.parent)
-        empty = [NONE] * count
+        empty = array("i", (NONE,)) * count
         for links in (self.parent, self._first_child, self._next, self._previous, *self.pages):
             links.extend(empty)
-        self._digest.extend(empty)
+        self._digest.extend(array("q", (NONE,)) * count)
         self._tokens.extend(count)
         self._spare.extend(range(first + count - 1, first - 1, -1))

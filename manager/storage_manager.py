@@ -184,7 +184,10 @@ class StorageManager:
         state = self.pages.state
         loose = self.pages.remove_locks(pages)
         committed = [page for page in pages if state[page] == _COMMITTED]
-        cached = loose if len(loose) == len(committed) == len(pages) else [p for p in loose if state[p] == _COMMITTED]
+        if len(loose) == len(pages):
+            cached: Sequence[int] = committed
+        else:
+            cached = loose if len(committed) == len(pages) else [page for page in loose if state[page] == _COMMITTED]
         for store, members in self._by_store(committed):
             self.eviction[store].push(members, priority)
         for store, members in self._by_store(cached):

@@ -139,7 +139,8 @@ class CacheTransaction:
         if request_id not in self.before:
             self.before[request_id] = before
             self._journal.push((self._forget_grant, (request_id,)))
-            self._count(before.queried_tokens, before.hit_tokens, 0)
+            if before.is_new:
+                self._count(before.queried_tokens, before.hit_tokens, 0)
 
     def forget_grant(self, request_id: RequestId) -> Before | None:
         """The request's grants were reverted: its statistics go, too."""
@@ -213,7 +214,8 @@ class TransactionDesk:
         if self._open is not None:
             msg = f"a {self._open.kind} is open already"
             raise LogicError(msg)
-        self._storage.settle()
+        if kind is TransactionKind.PLAN:
+            self._storage.settle()
         self._open = CacheTransaction(kind, self._journal, self._publish, self._on_rollback)
         self.kind = kind
         return self._open

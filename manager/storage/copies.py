@@ -101,10 +101,11 @@ class CopyQueue:
 
     def clear(self) -> None:
         """The transaction is over."""
-        self.stages.clear()
-        self.fills.clear()
-        self.clones.clear()
-        self.freed.clear()
+        if not self.is_empty:
+            self.stages.clear()
+            self.fills.clear()
+            self.clones.clear()
+            self.freed.clear()
 
     def _drop_stage(self) -> None:
         self.stages.pop()

@@ -7,7 +7,7 @@ from manager import ReuseScope
 from manager.digests import BlockDigests, DigestMemo, block_digest, scope_digest
 from manager.radix_tree import BlockRadixTree
 from manager.storage.journal import Journal
-from manager.token_arena import TokenArena
+from manager.token_arena import TokenArena, runs
 from tests.fakes.cache_request import FakeRequest
 
 SCOPE = ReuseScope("")
@@ -76,12 +76,15 @@ def test_a_digest_that_means_two_things_shares_nothing() -> None:
 def test_rows_come_back_as_written_whatever_the_vocabulary(count: int, large: int) -> None:
     arena = TokenArena(2)
     arena.extend(128)
-    arena.put([0], packed([7, 8]))
+    arena.put_row(0, packed([7, 8]))
     rows = [2 * n + 1 for n in range(count)]
     tokens = [large - n for n in range(2 * count)]
-    arena.put(rows, packed(tokens))
+    arena.put(rows, runs(rows), packed(tokens))
     assert arena.packed(0) == packed([7, 8])
     assert [arena.packed(row) for row in rows] == [packed(tokens[2 * n : 2 * n + 2]) for n in range(count)]
-    assert arena.begins(rows[-1], tokens[-2])
+    head = arena.head(packed(tokens[-2:]))
+    assert head is not None
+    assert arena.begins(rows[-1], head)
+    assert not arena.begins(0, head)
     assert arena.agree(np.array(rows, np.int32), packed(tokens), 0).all()
     assert not arena.agree(np.array([0], np.int32), packed([7, 9]), 0).any()
