@@ -176,14 +176,16 @@ class EvictionController:
         """Append up to `count` victims of one lane; returns where its cursor belongs then."""
         pages = self._pages
         positions, locks, states = pages.position, pages.locks, pages.state
-        log, base = lane.log, lane.base
-        position, end = lane.cursor, lane.base + len(lane.log)
-        while position < end and count:
-            page = log[position - base]
-            if positions[page] == position and not locks[page] and states[page] == _COMMITTED:
-                victims.append(page)
-                count -= 1
-            position += 1
+        position, end, wanted = lane.cursor, lane.base + len(lane.log), len(victims) + count
+        while position < end and len(victims) < wanted:
+            start = position - lane.base
+            chunk = lane.log[start : start + wanted - len(victims)]
+            victims += [
+                page
+                for at, page in enumerate(chunk, position)
+                if positions[page] == at and not locks[page] and states[page] == _COMMITTED
+            ]
+            position += len(chunk)
         return position
 
     def _push_elsewhere(self, page: int, number: int, priority: int) -> bool:

@@ -40,6 +40,18 @@ _PRIVATE = int(PageState.PRIVATE)
 _COMMITTED = int(PageState.COMMITTED)
 _GROWTH = 256
 _MANY = 128
+_FEW = 4
+
+
+def without(pages: Sequence[int], dropped: Sequence[int]) -> list[int]:
+    """The pages, in order, but for the `dropped` ones, which are among them."""
+    if len(dropped) > _FEW:
+        gone = set(dropped)
+        return [page for page in pages if page not in gone]
+    rest = list(pages)
+    for page in dropped:
+        rest.remove(page)
+    return rest
 
 
 class PageTable:
@@ -158,16 +170,16 @@ class PageTable:
         return fresh
 
     def remove_locks(self, pages: Sequence[int]) -> list[int]:
-        """Take one lock from each; returns the pages that have none left, in order."""
+        """Take one lock from each; returns the pages that others still lock, in order."""
         locks = self.locks
-        is_shared = False
+        kept = []
         for page in pages:
             count = locks[page] - 1
             locks[page] = count
             if count:
-                is_shared = True
+                kept.append(page)
         self._journal.push((self._put_locks, (pages,)))
-        return [page for page in pages if not locks[page]] if is_shared else list(pages)
+        return kept
 
     def publish(self) -> None:
         """Records freed in this transaction may be used again."""

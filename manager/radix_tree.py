@@ -182,17 +182,23 @@ class BlockRadixTree:
                 parent, before, after = parents[node], previous[node], following[node]
                 del by_digest[digests[node]]
                 removed.append(node)
-                if before != NONE:
-                    following[before] = after
-                    previous[node] = NONE
-                elif parent != NONE:
-                    children[parent] = after
-                if after != NONE:
-                    previous[after] = before
-                    following[node] = NONE
-                if before != after:  # one of them is a sibling
+                if before == after:  # neither is there
+                    if parent != NONE:
+                        children[parent] = NONE
+                else:
                     siblings[node] = (before, after)
+                    self._part(node, before, after)
                 node = parent
+
+    def _part(self, node: int, before: int, after: int) -> None:
+        """Take a node out from among its siblings."""
+        if before != NONE:
+            self._next[before] = after
+        elif self.parent[node] != NONE:
+            self._first_child[self.parent[node]] = after
+        if after != NONE:
+            self._previous[after] = before
+        self._previous[node] = self._next[node] = NONE
 
     def has_page(self, node: int) -> bool:
         """Whether any layer group has a page there."""
@@ -248,15 +254,6 @@ class BlockRadixTree:
             self._previous[first] = node
         self._first_child[parent] = node
 
-    def _unlink(self, node: int) -> None:
-        parent, before, after = self.parent[node], self._previous[node], self._next[node]
-        if before != NONE:
-            self._next[before] = after
-        elif parent != NONE:
-            self._first_child[parent] = after
-        if after != NONE:
-            self._previous[after] = before
-
     def publish(self) -> None:
         """Nodes removed in this transaction may be used again."""
         for removed in self._limbo:
@@ -276,8 +273,7 @@ class BlockRadixTree:
 
     def _uninsert(self, node: int) -> None:
         del self.by_digest[self._digest[node]]
-        self._unlink(node)
-        self._next[node] = self._previous[node] = NONE
+        self._part(node, self._previous[node], self._next[node])
         self._spare.append(node)
 
     def _unremove(self, removed: Sequence[int], siblings: Mapping[int, tuple[int, int]]) -> None:

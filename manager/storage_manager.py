@@ -10,7 +10,7 @@ from typing import cast
 from manager.errors import LogicError
 from manager.eviction import EvictionController, Lane
 from manager.geometry import CacheGeometry
-from manager.page import NONE, PageState, PageTable
+from manager.page import NONE, PageState, PageTable, without
 from manager.pools.base import SlotCopy
 from manager.radix_tree import BlockRadixTree
 from manager.storage.journal import Journal
@@ -106,7 +106,7 @@ class StorageManager:
         Returns:
             Pages of other requests whose slot has changed, because theirs belongs to a page that came back.
         """
-        if self.pages.remove_locks(pages) != list(pages):
+        if self.pages.remove_locks(pages):
             msg = f"pages {list(pages)} taken in this plan are locked by others"
             raise LogicError(msg)
         self._drop_clones(pages)
@@ -152,7 +152,7 @@ class StorageManager:
         Returns:
             As `untake`.
         """
-        loose = self.pages.remove_locks(pages)
+        loose = without(pages, self.pages.remove_locks(pages))
         fills, locks = self.moves.copies.fills, self.pages.locks
         # One that was released here since it came up would have come up for that user alone: it stays. Pins are no
         # users: what is copied from it can be copied from below as well.
@@ -181,19 +181,16 @@ class StorageManager:
 
         Pages that only suspended caches need now leave the device where a lower tier has room.
         """
-        state = self.pages.state
-        loose = self.pages.remove_locks(pages)
+        state, locks = self.pages.state, self.pages.locks
+        kept = [page for page in self.pages.remove_locks(pages) if state[page] == _COMMITTED]
         committed = [page for page in pages if state[page] == _COMMITTED]
-        if len(loose) == len(pages):
-            cached: Sequence[int] = committed
-        else:
-            cached = loose if len(committed) == len(pages) else [page for page in loose if state[page] == _COMMITTED]
+        cached = without(committed, kept) if kept else committed
         for store, members in self._by_store(committed):
             self.eviction[store].push(members, priority)
         for store, members in self._by_store(cached):
             self.eviction[store].add(len(members))
-        if len(cached) < len(loose):
-            private = [page for page in loose if state[page] == _PRIVATE]
+        if len(committed) < len(pages):
+            private = [page for page in pages if state[page] == _PRIVATE and not locks[page]]
             if private:
                 self.free(private)
         if self.moves.holds:

@@ -136,7 +136,7 @@ class TierMoves:
         """Take a pin away, as if it had never been; returns whether nobody needs the page any more."""
         self._journal.push((self._put_pin, (page, self.pins[page])))
         self._put_pin(page, self.pins[page] - 1)
-        return bool(self._pages.remove_locks((page,)))
+        return not self._pages.remove_locks((page,))
 
     def needs_only_suspended(self, page: int) -> bool:
         """Whether suspended caches are its only users, but for its own promotion in this plan."""
