@@ -8,7 +8,7 @@ Frozen and pure. Sizes that cannot work are refused here, with the arithmetic in
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs import KVCacheConfig, ModelConfig
 from manager.errors import CacheConfigError
@@ -46,6 +46,10 @@ class LayerGroup:
 
     A page is `[num_layers, 2, num_kv_heads, tokens_per_block, head_dim]`, K at index 0 and V at index 1,
     then the extra buffers.
+
+    Attributes:
+        max_blocks: most blocks that one request keeps with a page here, sinks included, when it is computed in the
+            smallest chunks; None where it keeps every block.
     """
 
     layer_group_id: LayerGroupId
@@ -57,6 +61,7 @@ class LayerGroup:
     num_sink_tokens: int
     page_bytes: int
     member: CacheMember = CacheMember.PRIMARY
+    max_blocks: int | None = None
 
     @property
     def num_layers(self) -> int:
@@ -195,6 +200,7 @@ class CacheGeometry:
             )
             raise CacheConfigError(msg)
         need = _RequestNeed(cache.tokens_per_block, max_encoder_tokens, chunk_tokens, cache.enable_block_reuse)
+        groups = tuple(replace(group, max_blocks=need.max_blocks(group)) for group in groups)
         pools = _pool_groups(groups, cache, need)
         fitting = min(need.max_tokens(pool, groups) for pool in pools)
         geometry = cls(
@@ -291,15 +297,19 @@ class _RequestNeed:
     has_reuse: bool
 
     def resident_blocks(self, group: LayerGroup, num_tokens: int) -> int:
-        """Most blocks of one group for a request of `num_tokens`, computed in the smallest chunks.
-
-        The window lies behind the history, the chunk before it, and neither need be aligned to blocks.
-        """
+        """Most blocks of one group for a request of `num_tokens`, computed in the smallest chunks."""
         if group.member is CacheMember.CROSS:
             return -(-self.max_encoder_tokens // self.tokens_per_block)
         blocks = -(-num_tokens // self.tokens_per_block)
+        return blocks if group.max_blocks is None else min(blocks, group.max_blocks)
+
+    def max_blocks(self, group: LayerGroup) -> int | None:
+        """The same for any number of tokens; None where every block is kept.
+
+        The window lies behind the history, the chunk before it, and neither need be aligned to blocks.
+        """
         if group.window is None:
-            return blocks
+            return None
         sinks = -(-group.num_sink_tokens // self.tokens_per_block)
         size, chunk = self.tokens_per_block, self.chunk_tokens
         if (
@@ -308,7 +318,7 @@ class _RequestNeed:
             kept = -(-(group.window - 1) // size) + -(-(size - 1 + chunk) // size)
         else:  # as seen from one block behind the history
             kept = -(-(group.window + chunk - 2) // size) + 2
-        return min(blocks, kept + sinks)
+        return kept + sinks
 
     def byte_shares(self, members: Mapping[PoolGroupId, Sequence[LayerGroup]]) -> dict[PoolGroupId, float]:
         """Split a tier's bytes by what a typical request (four of the longest window) keeps in each pool group."""

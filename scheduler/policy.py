@@ -94,22 +94,19 @@ class CacheShape:
     @classmethod
     def of(cls, geometry: CacheGeometry, adapters: AdapterSizes | None = None) -> "CacheShape":
         """The sizes of a manager with this geometry and these adapters."""
-        size = geometry.tokens_per_block
-        groups = []
-        for group in geometry.layer_groups:
-            most = None
-            if group.window is not None:
-                # A window that is not aligned to blocks touches one block more; sinks stay beside it.
-                most = -(-(group.window - 1) // size) + 1 + -(-group.num_sink_tokens // size)
-            is_cross = group.member is CacheMember.CROSS
-            groups.append(LayerGroupShape(group.pool_group_id, most, group.page_bytes, is_cross))
+        groups = tuple(
+            LayerGroupShape(
+                group.pool_group_id, group.max_blocks, group.page_bytes, is_cross=group.member is CacheMember.CROSS
+            )
+            for group in geometry.layer_groups
+        )
         totals = {
             pool.pool_group_id: geometry.num_slots(TierLevel.DEVICE, pool.pool_group_id)
             for pool in geometry.pool_groups
         }
         return cls(
-            size,
-            tuple(groups),
+            geometry.tokens_per_block,
+            groups,
             totals,
             geometry.max_request_tokens,
             geometry.max_encoder_tokens,

@@ -1,8 +1,13 @@
+import pytest
+
 from configs import SchedulerConfig, SchedulingPolicy
-from manager import PoolGroupId
+from manager import KVCacheManagerV2, PoolGroupId
 from scheduler.policy import CacheShape, LayerGroupShape, Ordering, PageReckoning
 from scheduler.states import AttemptEvent, AttemptState
+from tests.conftest import Register
 from tests.fakes.attempts import make_request
+from tests.fakes.cache_builders import granted, make_geometry
+from tests.fakes.cache_request import FakeRequest
 
 ORDERING = Ordering(arrivals_per_priority=10)
 GROUP, TWIN = PoolGroupId(0), PoolGroupId(1)
@@ -52,6 +57,36 @@ def test_a_full_window_reserves_no_growth_since_a_block_leaves_for_each_that_com
     windowed = PageReckoning(shape, SchedulerConfig())
     assert windowed.growth([make_request("short", 8, max_tokens=50)]) == {GROUP: 1}
     assert windowed.growth([make_request("long", 12, max_tokens=50)]) == {GROUP: 0}
+
+
+@pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
+@pytest.mark.parametrize("chunk_tokens", [1, 6, 8])
+def test_a_window_counts_with_as_many_pages_as_a_request_ever_holds_in_it(
+    audited: Register, chunk_tokens: int, reuse: bool
+) -> None:
+    geometry, config = make_geometry(
+        32, windows=[11], num_sink_tokens=3, chunk_tokens=chunk_tokens, enable_block_reuse=reuse
+    )
+    held = [most_pages_held(audited(KVCacheManagerV2(geometry, config)), start, chunk_tokens) for start in (1, 2, 3, 4)]
+    assert CacheShape.of(geometry).layer_groups[0].max_blocks == max(held)
+
+
+def most_pages_held(manager: KVCacheManagerV2, start: int, chunk_tokens: int) -> int:
+    """By a request of 64 tokens, the first `start` of them in a chunk of their own."""
+    request, total = FakeRequest("r", [1] * 64), manager.availability().pages[GROUP]
+    most, history, size = 0, 0, start
+    while history < len(request.token_ids):
+        plan = manager.begin_plan()
+        granted(manager.prepare_context(request))
+        granted(manager.resize_context(request, size))
+        plan.commit()
+        most = max(most, total - manager.availability().pages[GROUP])
+        complete = manager.begin_complete()
+        manager.advance(request, size)
+        complete.commit()
+        history = manager.history_length(request.request_id)
+        size = min(chunk_tokens, len(request.token_ids) - history)
+    return most
 
 
 def test_an_offer_counts_with_the_place_of_its_first_decode_step() -> None:
