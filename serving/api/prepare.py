@@ -18,7 +18,8 @@ from serving.api.schema import ChatCompletionRequest, ChatMessage, CompletionReq
 from serving.api.unsupported import UnknownFieldLog, refuse_unsupported
 from serving.chat_template import ChatTemplateError
 from serving.generation_request import DoorSettings, GenerationRequest, PromptPart, fit_max_tokens, prompt_too_long
-from serving.grammar import GrammarCompiler, GrammarError
+from serving.grammar import GrammarError
+from serving.grammar_check import GrammarChecker
 from serving.tokenizer import Tokenizer
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -91,7 +92,7 @@ class RequestPreparer:
         self._wall_clock = wall_clock
         self._id_source = id_source
         self._unknown_fields = UnknownFieldLog()
-        self._grammars = GrammarCompiler(tokenizer.document, settings.vocab_size, settings.eos_token_ids)
+        self._grammars = GrammarChecker(tokenizer.document, settings.vocab_size, settings.eos_token_ids)
         self._logprobs = LogprobWording(tokenizer.token_bytes)
 
     def check_model(self, name: str) -> None:

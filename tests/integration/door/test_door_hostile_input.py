@@ -177,3 +177,23 @@ async def test_a_thousand_unknown_names_are_logged_within_bounds(
     warnings = [record.getMessage() for record in caplog.records if "unknown request parameter" in record.getMessage()]
     assert 200 < len(warnings) <= 256
     assert all(len(warning) < 150 for warning in warnings)
+
+
+@run_async
+async def test_a_schema_of_any_depth_is_served_or_refused(tiny_folder: Path) -> None:
+    forms = (
+        '"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": %s}}',
+        '"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]',
+        '"tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]',
+    )
+    statuses = set()
+    async with open_door(tiny_folder, context_length=90_000, max_request_tokens=90_000) as door:
+        for depth in (50, *range(100, 400, 50), *range(400, 500), 950):
+            schema = '{"allOf": [' * depth + "{}" + "]}" * depth
+            for form in forms:
+                body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "a"}}], "max_tokens": 5, '
+                answer = await door.client.post("/v1/chat/completions", content=f"{body}{form % schema}}}")
+                assert_answered(answer)
+                statuses.add((depth, answer.status_code))
+    assert {(50, 200), (950, 400)} <= statuses
+    assert (50, 400) not in statuses
