@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -36,7 +35,7 @@ _TOO_COSTLY = "it takes too long or too much memory to compile; use simpler patt
 class GrammarChecker:
     """Checks the grammars of one door; may be called from any thread, and blocks it.
 
-    Its process is started for the first grammar, and ends with the checker or with whoever holds it.
+    Its process is started for the first grammar; `close` ends it. Left alone it ends with whoever holds the pipe.
     """
 
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -51,7 +50,7 @@ class GrammarChecker:
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
             msg = f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
             raise GrammarError(msg)
-        key = hashlib.sha256(grammar.encode()).digest()
+        key = _key(grammar)
         with self._lock:
             if key not in self._verdicts:
                 self._verdicts[key] = self._ask(grammar)
@@ -62,8 +61,18 @@ class GrammarChecker:
         if complaint:
             raise GrammarError(complaint)
 
+    def knows(self, grammar: str) -> bool:
+        """Whether `check` would answer at once."""
+        return len(grammar) > MAX_GRAMMAR_CHARACTERS or _key(grammar) in self._verdicts
+
+    def close(self) -> None:
+        """End the process; may be called twice. Whoever waits for it is told that it died."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
     def _ask(self, grammar: str) -> str:
-        process = self._process = self._process or self._start()
+        process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = ""
@@ -78,7 +87,7 @@ class GrammarChecker:
         return _TOO_COSTLY
 
     def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             [sys.executable, "-m", "serving.grammar_check"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -87,15 +96,19 @@ class GrammarChecker:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        weakref.finalize(self, _end, process)
         with contextlib.suppress(OSError):
             process.stdin.write(self._settings + "\n")
             process.stdin.flush()
         if not process.stdout.readline():
+            self._process = None
             _end(process)
             msg = f"the process that checks grammars does not start: it ended with {process.returncode}"
             raise RuntimeError(msg)
         return process
+
+
+def _key(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode()).digest()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
