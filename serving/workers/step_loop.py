@@ -77,6 +77,7 @@ class WorkerLoop:
         self._asked: deque[tuple[Term, WorkerRegistration, IntroductionSink]] = deque()
         self._term = Term(0)
         self._commands_seen: tuple[Term, int] | None = None
+        self._busy_since_s: float | None = None
         self._history = StepHistory()
         self._phases = PhaseClock(identity.name, self._history)
         self._scores = TokenScores()
@@ -119,6 +120,12 @@ class WorkerLoop:
         """The longest step so far: the bound for a hung worker (C5)."""
         return self._history.longest_step_s
 
+    @property
+    def busy_s(self) -> float:
+        """How long the present iteration has lasted; 0 between two."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else self._clock() - since_s
+
     # -- the loop's thread -------------------------------------------------------------------------
 
     def wait(self, timeout_s: float) -> None:
@@ -127,6 +134,7 @@ class WorkerLoop:
 
     def run_once(self) -> bool:
         """One iteration; returns whether anything was done."""
+        self._busy_since_s = self._clock()
         # Cleared before anything is drained: what arrives from here on ends the next wait at once.
         self._parts.wake.clear()
         busy = self._take_commands()
@@ -146,6 +154,7 @@ class WorkerLoop:
         if self._parts.self_audit.run_if_due():
             self._counts["audits"] += 1
             self._snapshot = self._make_snapshot()
+        self._busy_since_s = None
         return busy
 
     def _report_prefixes(self, *, may_wait: bool) -> None:
