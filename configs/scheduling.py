@@ -87,6 +87,7 @@ class CentralConfig(Section):
         restart_grace_s: requests wait so long for a role whose workers are all being restarted, and doors for a
             central scheduler; loading a model is part of it.
         share_choices: choices of one prompt share its prefill and its transfer; never in generation-first dispatch.
+        standby: a second central scheduler is kept ready, so that a term begins at once when the first is lost.
         takeover_timeout_s: a new term waits so long for the answers of workers and doors that live.
         arrivals_per_priority: as of the iteration scheduler: one priority level more goes before this many that
             arrived before it, and before no others.
@@ -101,6 +102,7 @@ class CentralConfig(Section):
     door_deadline_s: float = 10.0
     request_deadline_s: float = 600.0
     restart_grace_s: float = 60.0
+    standby: bool = True
     takeover_timeout_s: float = 5.0
     arrivals_per_priority: int = 64
     share_choices: bool = True
