@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+
 from configs import DeploymentConfig
 from kvtransfer.errors import PeerError
-from manager import LogicError, WorkerName
+from manager import Epoch, LogicError, WorkerName
 from scheduler.central import AskDoor, AskWorker, CentralCommand, CentralScheduler, NotifyDoor, SendToWorker
 from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import ReportBatch, SubmitReply, WorkerHeartbeat, WorkerRegistration
@@ -26,6 +28,7 @@ from serving.workers.worker_plan import worker_names
 _log = logging.getLogger("pdserve.central")
 _TICK_S = 0.1
 _STALL_S = 0.3
+_REACH_AGAIN_S = 0.05
 _EXIT_SUPERSEDED = 71
 _EXIT_AUDIT = 72
 
@@ -132,9 +135,21 @@ class CentralActor:
             return
         self._directory.forget(registration.worker)
         self._lives.note(registration.worker, f"started (pid {registration.pid})")
-        if central.register_worker(registration, time.monotonic()):
-            self._be_followed_by(registration.worker)
-        self._send()
+        if await self._reaches(registration, central.term):
+            central.register_worker(registration, time.monotonic())
+            self._send()
+
+    async def _reaches(self, registration: WorkerRegistration, term: Term) -> bool:
+        """Whether this life can be called. Ray loses calls to one whose start is not known everywhere yet."""
+        give_up_at_s = time.monotonic() + self._config.central.door_deadline_s
+        while time.monotonic() < give_up_at_s:
+            with contextlib.suppress(PeerError, ray.exceptions.RayError):
+                epoch: Epoch = await self._directory.find(registration.worker).follow_central.remote(self._name, term)
+                return epoch == registration.epoch
+            self._directory.forget(registration.worker)
+            await asyncio.sleep(_REACH_AGAIN_S)
+        _log.error("%s has registered and cannot be reached", registration.worker)
+        return False
 
     async def introduce(self, introduction: WorkerIntroduction) -> None:
         """A worker's answer to being asked."""
@@ -159,10 +174,12 @@ class CentralActor:
             central.reports(due, time.monotonic())
         self._send()
 
-    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
-        """A worker lives."""
+    async def heartbeat(self, heartbeat: WorkerHeartbeat, followed: Term) -> None:
+        """A worker lives, and sends its reports to the central scheduler of the `followed` term."""
         if (central := self._central) is None:
             return
+        if followed < central.term and central.is_registered(heartbeat.worker, heartbeat.epoch):
+            self._be_followed_by(heartbeat.worker)
         for divergence in central.heartbeat(heartbeat, time.monotonic()):
             _log.error("divergence repaired: %s", divergence)
         self._send()

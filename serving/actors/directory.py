@@ -60,6 +60,11 @@ class Directory:
             self._central, self._central_term = actor, term
         return is_news
 
+    @property
+    def followed_term(self) -> Term:
+        """Of the actor that is followed; 0 before any has spoken."""
+        return self._central_term
+
     def centrals(self) -> list[Any]:
         """Handles of all actors that may have the term, for who does not know yet which has it."""
         found = []

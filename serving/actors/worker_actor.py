@@ -61,9 +61,10 @@ class WorkerActor:
         if epoch == self._registration.epoch:
             self._worker.post(batch)
 
-    def follow_central(self, actor: str, term: Term) -> None:
-        """This one has the term, and this worker is registered with it."""
+    def follow_central(self, actor: str, term: Term) -> Epoch:
+        """This one has the term. Returns which life of the worker has heard it."""
         self._directory.follow_central(actor, term)
+        return self._registration.epoch
 
     def introduce(self, actor: str, term: Term) -> None:
         """A new central scheduler asks what is held here."""

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from configs import DeploymentConfig
 from kvtransfer.errors import PeerError
-from manager import WorkerName
+from manager import Epoch, WorkerName
+from scheduler.messages import WorkerRegistration, WorkerRole
 from scheduler.spec import DoorName
 from serving.actors.central_actor import CentralActor, NotLeadingError
 from serving.actors.directory import ActorPlace
@@ -106,3 +108,46 @@ async def test_what_the_supervisor_tells_before_the_first_look_waits_for_it(tmp_
     assert not telling.done()
     await actor.look()
     await telling
+
+
+_REGISTRATION = WorkerRegistration(WorkerName("context-0"), WorkerRole.CONTEXT, Epoch(7), 100, 50)
+
+
+class _Starting:
+    """A worker's actor to which Ray has no way yet when it registers."""
+
+    def __init__(self, epoch: Epoch, num_lost: int) -> None:
+        self.follow_central = SimpleNamespace(remote=self._answer)
+        self.introduce = SimpleNamespace(remote=lambda *_: None)
+        self._epoch = epoch
+        self._num_lost = num_lost
+
+    async def _answer(self, *_: object) -> Epoch:
+        self._num_lost -= 1
+        if self._num_lost >= 0:
+            raise ray.exceptions.RayError
+        return self._epoch
+
+
+class _OnlyOne(_Everybody):
+    def __init__(self, handle: _Starting) -> None:
+        super().__init__()
+        self.handle = handle
+
+    def find(self, name: str) -> Any:
+        return self.handle if name == "context-0" else super().find(name)
+
+
+@pytest.mark.parametrize(("heard_by", "workers"), [(Epoch(7), ["context-0"]), (Epoch(8), [])])
+@run_async
+async def test_a_worker_is_given_nothing_before_its_present_life_can_be_reached(
+    heard_by: Epoch, workers: list[str], tmp_path: Path
+) -> None:
+    actor = _actor(tmp_path)
+    actor._directory = _OnlyOne(_Starting(heard_by, num_lost=2))  # type: ignore[assignment]
+    await actor.look()
+    registering = asyncio.create_task(actor.register_worker(_REGISTRATION))
+    await asyncio.sleep(0.01)
+    assert (await actor.state())["workers"] == []
+    await registering
+    assert [worker["name"] for worker in (await actor.state())["workers"]] == workers
