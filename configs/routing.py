@@ -32,6 +32,8 @@ class RouterConfig(Section):
             what is beyond them is not found, and nothing else happens.
         local_prefill_max_tokens: a prompt of which a generation worker lacks at most this many tokens is computed
             there, and nothing is handed over; 0 hands every prompt over.
+        local_turn_max_tokens: so is one of which it lacks at most this many tokens and every context worker more:
+            a later turn of a conversation that it holds. 0 knows no such turns.
         local_prefill_max_waiting: a generation worker on which this many attempts wait is given no such prompt.
     """
 
@@ -40,12 +42,13 @@ class RouterConfig(Section):
     prefix_weight: float = 1.0
     max_index_blocks: int = 1 << 20
     local_prefill_max_tokens: int = 64
+    local_turn_max_tokens: int = 512
     local_prefill_max_waiting: int = 4
 
     def __post_init__(self) -> None:
         """Refuse bad values."""
         self.require_positive("max_index_blocks", "local_prefill_max_waiting")
-        self.require_not_negative("prefix_weight", "local_prefill_max_tokens")
+        self.require_not_negative("prefix_weight", "local_prefill_max_tokens", "local_turn_max_tokens")
 
     @property
     def needs_kv_events(self) -> bool:

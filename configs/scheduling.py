@@ -28,6 +28,9 @@ class SchedulerConfig(Section):
         max_num_tokens: rows of one step: context tokens plus decode tokens.
         max_batch_size: requests in one step.
         chunk_unit_tokens: a context chunk that is not the last is a multiple of this.
+        max_context_tokens_beside_decodes: context tokens of a step in which a request decodes; 0 is no bound of its
+            own. A generation worker without one of its own uses the chunk unit, so that a turn it computes itself
+            never makes its streams wait for more than that at once.
         max_step_retries: failed steps after which the step's requests fail.
         arrivals_per_priority: one priority level more goes before this many that arrived before it, and
             before no others, so that no request waits for ever.
@@ -41,6 +44,7 @@ class SchedulerConfig(Section):
     max_num_tokens: int = 512
     max_batch_size: int = 64
     chunk_unit_tokens: int = 64
+    max_context_tokens_beside_decodes: int = 0
     policy: SchedulingPolicy = SchedulingPolicy.MAX_UTILIZATION
     chunking: ChunkingPolicy = ChunkingPolicy.FIRST_COME_FIRST_SERVED
     max_step_retries: int = 1
@@ -53,8 +57,13 @@ class SchedulerConfig(Section):
         """Refuse bad values, and a chunk that no step could hold."""
         self.require_positive("max_num_tokens", "max_batch_size", "chunk_unit_tokens")
         self.require_not_negative("max_step_retries", "arrivals_per_priority", "recompute_remote_min_tokens")
+        self.require_not_negative("max_context_tokens_beside_decodes")
         if self.chunk_unit_tokens > self.max_num_tokens:
             msg = f"chunk_unit_tokens={self.chunk_unit_tokens} is above max_num_tokens={self.max_num_tokens}"
+            raise ValueError(msg)
+        if 0 < self.max_context_tokens_beside_decodes < self.chunk_unit_tokens:
+            bound = self.max_context_tokens_beside_decodes
+            msg = f"max_context_tokens_beside_decodes={bound} is below chunk_unit_tokens={self.chunk_unit_tokens}"
             raise ValueError(msg)
 
 
@@ -78,6 +87,7 @@ class CentralConfig(Section):
         restart_grace_s: requests wait so long for a role whose workers are all being restarted, and doors for a
             central scheduler; loading a model is part of it.
         share_choices: choices of one prompt share its prefill and its transfer; never in generation-first dispatch.
+        standby: a second central scheduler is kept ready, so that a term begins at once when the first is lost.
         takeover_timeout_s: a new term waits so long for the answers of workers and doors that live.
         arrivals_per_priority: as of the iteration scheduler: one priority level more goes before this many that
             arrived before it, and before no others.
@@ -92,6 +102,7 @@ class CentralConfig(Section):
     door_deadline_s: float = 10.0
     request_deadline_s: float = 600.0
     restart_grace_s: float = 60.0
+    standby: bool = True
     takeover_timeout_s: float = 5.0
     arrivals_per_priority: int = 64
     share_choices: bool = True

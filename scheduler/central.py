@@ -14,7 +14,7 @@ clock), and `take_commands` returns what to send. The same events give the same 
       take_over, introduce, claim   ──►  a successor learns what runs, before it dispatches (C6)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from configs import CentralConfig, RouterConfig
 from manager import Epoch, WorkerName
@@ -50,12 +50,7 @@ __all__ = ["AskDoor", "AskWorker", "CentralCommand", "CentralScheduler", "Notify
 class CentralScheduler:
     """One term of the central scheduler. Not thread-safe: one caller at a time."""
 
-    def __init__(
-        self,
-        config: CentralConfig,
-        term: Term,
-        router: RouterConfig = HAND_EVERYTHING_OVER,
-    ) -> None:
+    def __init__(self, config: CentralConfig, term: Term, router: RouterConfig = HAND_EVERYTHING_OVER) -> None:
         """Begin with nothing known; `term` is above every term that any worker knows."""
         self._books = CentralBooks(config, router, term)
         self._endings = Endings(self._books)
@@ -69,15 +64,23 @@ class CentralScheduler:
 
     # -- a new term --------------------------------------------------------------------------------
 
-    def take_over(self, workers: Sequence[WorkerName], doors: Sequence[DoorName], now_s: float) -> None:
+    def take_over(
+        self,
+        workers: Sequence[WorkerName],
+        doors: Sequence[DoorName],
+        now_s: float,
+        gone: Collection[WorkerName] = (),
+    ) -> None:
         """Begin the term by asking these what runs; nothing is dispatched before they have answered (C6).
 
-        Called first of all, or never: without it the term dispatches at once. Doors are asked by the names
-        of their actors, and answer by the names of their lives.
+        Called first of all, or never: without it the term dispatches at once. Workers that are `gone` are not waited
+        for. Doors are asked by the names of their actors, and answer by the names of their lives.
         """
         config = self._books.config
         silence_s = config.missed_heartbeats * config.heartbeat_s
-        self._takeover = Takeover(workers, len(doors), now_s, silence_s, max(config.takeover_timeout_s, silence_s))
+        self._takeover = Takeover(
+            set(workers) - set(gone), len(doors), now_s, silence_s, max(config.takeover_timeout_s, silence_s)
+        )
         self._books.is_taking_over = True
         for worker in workers:
             self._books.outbox.ask_worker(worker)

@@ -52,6 +52,7 @@ COUNTER_NAMES = (
     "routed_uncached_tokens",
     "routed_by_prefix",
     "local_prefills",
+    "local_turns",
     "local_prefills_refused",
     *(f"routed_{policy}" for policy in RoutingPolicy),
 )

@@ -5,12 +5,17 @@
 
 Conditional disaggregation: a prompt of which a generation worker lacks little is computed there. It then costs that
 worker's decodes one short chunk, and saves a context pass over tokens that only the generation worker has (the
-answers of earlier turns), and a transfer.
+answers of earlier turns), and a transfer. A longer turn of a conversation goes there, too, up to a bound of its own:
+a context worker would compute the answers again.
+
+    tokens of the prompt that the generation worker lacks
+    0 ─────── local_prefill_max_tokens ─────────── local_turn_max_tokens ──────►
+       local          local where every context worker lacks more        handed over
 
 Decides and counts; changes neither queues nor holdings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from configs import RouterConfig, RoutingPolicy
 from manager import WorkerName
@@ -58,10 +63,11 @@ class CentralRouting:
         limit = self._config.local_prefill_max_tokens
         if not limit or not records:
             return None
-        lacking = {
-            load.worker: request.context_tokens - load.num_cached_tokens for load in self._loads(request, records)
-        }
+        lacking = self._lacking(request, records)
         short = [record for record in records if lacking[record.worker] <= limit]
+        is_turn = not short
+        if is_turn:
+            short = self._holders_of_turn(request, records, lacking)
         if not short:
             return None
         most = self._config.local_prefill_max_waiting
@@ -70,7 +76,24 @@ class CentralRouting:
         if not free:
             return None
         self._books.counters["local_prefills"] += 1
+        self._books.counters["local_turns"] += is_turn
         return self.choose(request, free)
+
+    def _holders_of_turn(
+        self, request: TrackedRequest, records: Sequence[WorkerRecord], lacking: Mapping[WorkerName, int]
+    ) -> list[WorkerRecord]:
+        """Generation workers that have, of the prompt, what no context worker has."""
+        limit = self._config.local_turn_max_tokens
+        holders = [record for record in records if lacking[record.worker] <= limit]
+        if not holders:
+            return []
+        contexts = self._books.ledger.workers(WorkerRole.CONTEXT)
+        elsewhere = min(self._lacking(request, contexts).values(), default=request.context_tokens)
+        return [record for record in holders if lacking[record.worker] < elsewhere]
+
+    def _lacking(self, request: TrackedRequest, records: Sequence[WorkerRecord]) -> dict[WorkerName, int]:
+        """Tokens of the prompt that each would have to compute."""
+        return {load.worker: request.context_tokens - load.num_cached_tokens for load in self._loads(request, records)}
 
     def _loads(self, request: TrackedRequest, records: Sequence[WorkerRecord]) -> list[WorkerLoad]:
         cached = self._cached_tokens(request, records)

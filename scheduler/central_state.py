@@ -45,11 +45,13 @@ def _routing_state(books: CentralBooks) -> JsonObject:
     return {
         "policy": router.policy.value,
         "local_prefill_max_tokens": router.local_prefill_max_tokens,
+        "local_turn_max_tokens": router.local_turn_max_tokens,
         "decisions": counters[f"routed_{router.policy}"],
         "cached_tokens": counters["routed_cached_tokens"],
         "uncached_tokens": counters["routed_uncached_tokens"],
         "decided_by_prefix": counters["routed_by_prefix"],
         "local_prefills": counters["local_prefills"],
+        "local_turns": counters["local_turns"],
         "local_prefills_refused": counters["local_prefills_refused"],
         "index": {
             "blocks": books.prefixes.num_blocks,

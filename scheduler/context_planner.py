@@ -48,12 +48,12 @@ class ContextPlanner:
             if not self._plan.budget.has_seat(1):
                 return
             if self._may_go_on(request):
-                self._try_chunk(request, self._plan.budget.rows)
+                self._try_chunk(request, self._rows_left())
         self._start_newcomers()
 
     def _start_newcomers(self) -> None:
         while (newcomer := self._next_newcomer()) is not None:
-            if not self._start(newcomer, self._plan.budget.rows):
+            if not self._start(newcomer, self._rows_left()):
                 return
 
     def _run_equal_progress(self) -> None:
@@ -64,12 +64,12 @@ class ContextPlanner:
         """
         plan = self._plan
         line = [(request, False) for request in self._started_in_line() if self._may_go_on(request)]
-        most_newcomers = plan.budget.rows // self._config.chunk_unit_tokens - len(line)
+        most_newcomers = self._rows_left() // self._config.chunk_unit_tokens - len(line)
         while len(plan.decisions.out_of_line) < most_newcomers and (newcomer := self._next_newcomer()) is not None:
             line.append((newcomer, True))
         for place, (request, is_new) in enumerate(line):
             remaining = [self._remaining(other) for other, _ in line[place:]]
-            share = equal_progress_tokens(remaining, plan.budget.rows, self._config.chunk_unit_tokens)[0]
+            share = equal_progress_tokens(remaining, self._rows_left(), self._config.chunk_unit_tokens)[0]
             if share == 0 or not plan.budget.has_seat(1):
                 return
             if is_new and not self._is_open_to_newcomers():
@@ -79,6 +79,13 @@ class ContextPlanner:
             if not (self._start(request, share) if is_new else self._try_chunk(request, share)) and is_new:
                 return
         self._start_newcomers()
+
+    def _rows_left(self) -> int:
+        """Rows of this step that contexts may still take."""
+        rows, most = self._plan.budget.rows, self._config.max_context_tokens_beside_decodes
+        if not most or next(iter(self._plan.decisions.decoding()), None) is None:
+            return rows
+        return min(rows, max(0, most - sum(chunk.num_tokens for chunk in self._plan.decisions.chunks)))
 
     # -- who may try ---------------------------------------------------------------------------------
 

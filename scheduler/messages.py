@@ -273,13 +273,18 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """Sent by the agent thread every `heartbeat_s`, step or no step (C5)."""
+    """Sent by the agent thread every `heartbeat_s`, step or no step (C5).
+
+    Attributes:
+        busy_s: how long the present iteration has lasted; what came since its beginning is not in the account.
+    """
 
     worker: WorkerName
     epoch: Epoch
     iteration: int
     longest_step_s: float
     snapshot: "WorkerSnapshot"
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

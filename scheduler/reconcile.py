@@ -7,7 +7,8 @@
 
 One sighting proves nothing, since a report may be under way. Nor does any number of them before the
 worker has handled the command that gave (or cancelled) the part: its account says how far it is
-(`commands_seen`). Where it never gets there, `grace_s` bounds the wait: the command was lost. Leases are
+(`commands_seen`). Where it never gets there, `grace_s` bounds the wait, less the time of the step that it is busy
+with: the command was lost. Leases are
 the worker's own to list or not, and end by themselves: one that is not listed is dropped from the ledger
 in silence.
 
@@ -61,7 +62,8 @@ class AccountReader:
         """Whether the account was made after the worker learned of this holding's last command."""
         seen = heartbeat.snapshot.commands_seen
         has_seen = seen is not None and seen >= (self.term, holding.sequence)
-        return has_seen or now_s - holding.since_s >= self.grace_s
+        # Busy with one long step it has not looked at its commands yet; a step without end is for liveness to judge.
+        return has_seen or now_s - holding.since_s - heartbeat.busy_s >= self.grace_s
 
 
 def reconcile(

@@ -18,7 +18,7 @@ import ray
 from configs import DeploymentConfig
 from scheduler.messages import WorkerRegistration
 from serving.actors.central_actor import CentralActor
-from serving.actors.directory import CENTRAL_NAME, ActorPlace
+from serving.actors.directory import CENTRAL_ACTORS, ActorPlace
 from serving.actors.door_actor import DoorActor
 from serving.actors.worker_actor import WorkerActor
 from serving.run_folder import RUN_ID_VARIABLE, RunFolder, sweep
@@ -44,7 +44,7 @@ class Cluster:
         self._model_folder = model_folder
         self._run: RunFolder | None = None
         self._owns_ray = False
-        self._central: Any = None  # Ray's handles have no static type
+        self._centrals: list[Any] = []  # Ray's handles have no static type
         self._doors: dict[str, Any] = {}
         self._workers: dict[str, Any] = {}
         self._supervisor: Supervisor | None = None
@@ -103,7 +103,8 @@ class Cluster:
         assert self._run is not None
         place = ActorPlace(namespace=self._namespace, run_folder=self._run.path)
         doors = [f"door-{number}" for number in range(self._config.server.doors)]
-        self._central = _actor(CentralActor, CENTRAL_NAME).remote(place, self._config, doors)
+        actors = CENTRAL_ACTORS if self._config.central.standby else CENTRAL_ACTORS[:1]
+        self._centrals = [_actor(CentralActor, name).remote(place, name, self._config, doors) for name in actors]
         for name in doors:
             others = [other for other in doors if other != name]
             door = _actor(DoorActor, name).remote(place, self._config, self._model_folder, name, others)
@@ -114,14 +115,14 @@ class Cluster:
             num_gpus = self._config.cluster.gpus_per_worker
             self._workers[name] = _actor(WorkerActor, name, num_gpus=num_gpus).remote(place, plan, name, role)
         deadline_s = self._config.cluster.start_timeout_s
-        ray.get(self._central.look.remote(), timeout=deadline_s)
+        ray.get(self._centrals[0].look.remote(), timeout=deadline_s)
         registrations: list[WorkerRegistration] = ray.get(
             [worker.registration.remote() for worker in self._workers.values()], timeout=deadline_s
         )
         longest = min(registration.max_request_tokens for registration in registrations)
         port = self._open_doors(longest, deadline_s)
         self._supervisor = Supervisor(
-            self._central, self._doors, self._workers, self._config.central, owns_processes=self._owns_ray
+            self._centrals, self._doors, self._workers, self._config.central, owns_processes=self._owns_ray
         )
         for name in doors:
             self._supervisor.open_door(name, longest, port)
@@ -170,8 +171,8 @@ class Cluster:
                 self._stop_actors()
                 ray.shutdown()
         finally:
-            self._central = self._supervisor = None
-            self._doors, self._workers = {}, {}
+            self._supervisor = None
+            self._centrals, self._doors, self._workers = [], {}, {}
             if self._run is not None:
                 self._run.remove()
                 self._run = None
@@ -180,9 +181,8 @@ class Cluster:
         actors = [*self._doors.values(), *self._workers.values()]
         if actors:
             ray.wait([actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=_STOP_TIMEOUT_S)
-        for actor in (*actors, self._central):
-            if actor is not None:
-                ray.kill(actor, no_restart=True)
+        for actor in (*actors, *self._centrals):
+            ray.kill(actor, no_restart=True)
 
 
 def _actor(cls: type, name: str, **options: object) -> Any:

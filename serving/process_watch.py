@@ -65,6 +65,17 @@ class ProcessWatch:
         watched = self._watched.get(name)
         return None if watched is None or watched.stopped_since_s is not None else self.pid(name)
 
+    def is_lost(self, name: str) -> bool:
+        """Whether the process that was followed under this name was lost, and no other is followed since."""
+        watched = self._watched.get(name)
+        return watched is not None and watched.is_told
+
+    def rename(self, name: str, other: str) -> None:
+        """What is followed under `name`, if anything, is from now on followed under `other` alone."""
+        self._watched.pop(other, None)
+        if (watched := self._watched.pop(name, None)) is not None:
+            self._watched[other] = watched
+
     def look(self, now_s: float) -> list[ProcessLoss]:
         """What was lost since the last look. Called many times a second."""
         losses = []

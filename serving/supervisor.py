@@ -4,16 +4,17 @@
     a process is dead, or stopped         the central scheduler is told at once; a stopped one is killed
     central or door does not answer       it is killed
     a worker is fenced                    it is killed
+    the central scheduler is lost         the one that stands by begins a term
 
-Ray starts the next life of whatever was killed; a new central scheduler begins its term when it is first
-looked at, and a new door is told to listen where the last one did. Never blocks: `watch` is called several
-times a second.
+Ray starts the next life of whatever was killed; a new door is told to listen where the last one did. A central
+scheduler begins its term when it is first looked at: with one standing by that is at once, and the life that Ray starts
+stands by next. Never blocks: `watch` is called several times a second.
 """
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from serving.process_watch import ProcessLoss, ProcessWatch
 _log = logging.getLogger("pdserve.supervisor")
 _GIVE_UP_S = 60.0  # without a central scheduler or a door the server would answer 503 for ever (C13)
 _STALL_S = 1.0
+_STANDBY = "standby"
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class Supervisor:
 
     def __init__(
         self,
-        central: Any,
+        centrals: Sequence[Any],
         doors: Mapping[str, Any],
         workers: Mapping[str, Any],
         config: CentralConfig,
@@ -69,7 +71,7 @@ class Supervisor:
     ) -> None:
         """Args.
 
-        central: the actor's handle.
+        centrals: handles of the central scheduler and, where there is one, of the actor that stands by.
         doors: handles by name; started, and given to `open_door`.
         workers: handles by name.
         config: heartbeats and deadlines.
@@ -78,7 +80,13 @@ class Supervisor:
         """
         now_s = clock()
         silence_s = config.missed_heartbeats * config.heartbeat_s
+        central, *standbys = centrals
         self._central = _Asked(CENTRAL_NAME, central, self._look_at_central, 2 * silence_s, answered_at_s=now_s)
+        self._standby: _Asked | None = None
+        if standbys:
+            self._standby = _Asked(
+                _STANDBY, standbys[0], self._ask_standby, config.door_deadline_s, answered_at_s=now_s
+            )
         self._doors = {
             name: _Asked(name, handle, handle.look.remote, config.door_deadline_s, answered_at_s=now_s)
             for name, handle in doors.items()
@@ -109,6 +117,8 @@ class Supervisor:
         look = self._ask(self._central, now_s)
         if look is not None:
             self._on_central(look)
+        if self._standby is not None and (pid := self._ask(self._standby, now_s)) is not None:
+            self._processes.follow(_STANDBY, pid, self._heartbeat_s)
         for door in self._doors.values():
             door_look = self._ask(door, now_s)
             if door_look is not None:
@@ -139,13 +149,31 @@ class Supervisor:
             answer = ray.get(ready[0])
         except ray.exceptions.RayError as error:
             asked.last_error = f"{type(error).__name__}: {error}".splitlines()[0]
+            if asked is self._central and self._processes.pid(CENTRAL_NAME) is None:
+                self._promote()  # its process is none that can be watched from here
             return None
         asked.answered_at_s = now_s
         return answer
 
     def _look_at_central(self) -> Any:
         running = [(name, pid) for name in self._workers if (pid := self._processes.running_pid(name)) is not None]
-        return self._central.handle.look.remote(running)
+        gone = [name for name in self._workers if self._processes.is_lost(name)]
+        return self._central.handle.look.remote(running, gone)
+
+    def _ask_standby(self) -> Any:
+        assert self._standby is not None
+        return self._standby.handle.stand_by.remote()
+
+    def _promote(self) -> None:
+        """The central scheduler is lost: the other actor begins a term, and the lost one stands by once it is back."""
+        if self._standby is None:
+            return
+        _log.warning("the central scheduler that stood by takes over")
+        lost, next_one = self._central, self._standby
+        lost.handle, next_one.handle = next_one.handle, lost.handle
+        for asked in (lost, next_one):
+            asked.reference, asked.since_s = None, float("-inf")
+        self._processes.rename(_STANDBY, CENTRAL_NAME)
 
     def _on_central(self, look: CentralLook) -> None:
         self._processes.follow(CENTRAL_NAME, look.pid, self._heartbeat_s)
@@ -179,6 +207,8 @@ class Supervisor:
             self._central.handle.door_gone.remote(self._door_lives[loss.name].name)
         if loss.is_stopped:
             self._end(loss.name, loss.pid, loss.reason)
+        if loss.name == CENTRAL_NAME:
+            self._promote()
 
     def _end(self, name: str, pid: int | None, reason: str) -> None:
         """A life that was given up must not go on: end it, so that Ray starts the next one. Once a life."""
@@ -196,6 +226,8 @@ class Supervisor:
     def _handle(self, name: str) -> Any:
         if name == CENTRAL_NAME:
             return self._central.handle
+        if self._standby is not None and name == _STANDBY:
+            return self._standby.handle
         return self._doors[name].handle if name in self._doors else self._workers[name]
 
     def _own_process(self, pid: int) -> psutil.Process | None:
@@ -203,7 +235,7 @@ class Supervisor:
 
     def _excuse(self, stalled_s: float) -> None:
         """This process stood still for so long: nobody was silent meanwhile."""
-        for asked in (self._central, *self._doors.values()):
+        for asked in (self._central, *self._doors.values(), *([self._standby] if self._standby else [])):
             asked.since_s += stalled_s
             asked.answered_at_s += stalled_s
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,13 @@ class RayEndpoint:
         """Speak as `door`."""
         self._directory = directory
         self._door = door
+        self._has_moved = asyncio.Event()
+
+    def follow_central(self, actor: str, term: Term) -> None:
+        """This one has the term. What an earlier one was asked, it need not be waited for any more."""
+        if self._directory.follow_central(actor, term):
+            self._has_moved.set()
+            self._has_moved = asyncio.Event()
 
     async def submit(self, specs: Sequence[RequestSpec]) -> SubmitReply:
         """Queue requests."""
@@ -52,11 +59,25 @@ class RayEndpoint:
 
     async def _ask(self, call: Callable[[Any], Any]) -> Any:
         try:
-            return await call(self._directory.find(CENTRAL_NAME))
+            return await _first(call(self._directory.find(CENTRAL_NAME)), self._has_moved)
         except (PeerError, ray.exceptions.RayError) as error:
             self._directory.forget(CENTRAL_NAME)
             msg = f"the central scheduler cannot be reached: {type(error).__name__}"
             raise EndpointUnavailableError(msg) from error
+
+
+async def _first(answer: Awaitable[Any], has_moved: asyncio.Event) -> Any:
+    """The answer. Raises EndpointUnavailableError once another central scheduler has the term: ask that one."""
+    answering, moving = asyncio.ensure_future(answer), asyncio.ensure_future(has_moved.wait())
+    try:
+        await asyncio.wait({answering, moving}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return answering.result()
+        answering.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for it
+        msg = "another central scheduler has taken over"
+        raise EndpointUnavailableError(msg)
+    finally:
+        moving.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +140,16 @@ class DoorActor:
         if self._server is not None:
             self._server.frontend.on_notices(notices, term)
 
-    async def introduce(self, term: Term) -> None:
+    async def follow_central(self, actor: str, term: Term) -> None:
+        """This one has the term, and knows this door."""
+        self._endpoint.follow_central(actor, term)
+
+    async def introduce(self, actor: str, term: Term) -> None:
         """A new central scheduler asks which requests are open here."""
+        self._endpoint.follow_central(actor, term)
         specs = self._server.frontend.claim(term) if self._server is not None else ()
         with contextlib.suppress(PeerError):
-            self._directory.find(CENTRAL_NAME).claim.remote(self._name, specs)
+            self._directory.find(actor).claim.remote(self._name, specs)
 
     async def account(self) -> DoorAccount | None:
         """For another door; None before it was started."""
@@ -148,6 +174,6 @@ class DoorActor:
 
     async def _beat(self) -> None:
         while True:
-            with contextlib.suppress(PeerError):
-                self._directory.find(CENTRAL_NAME).door_heartbeat.remote(self._name)
+            for central in self._directory.centrals():  # one that does not know it asks, and is followed from then on
+                central.door_heartbeat.remote(self._name)
             await asyncio.sleep(self._config.central.heartbeat_s)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from manager import Epoch, LeaseId, WorkerName
 from scheduler.introductions import WorkerIntroduction
 from scheduler.messages import CommandBatch, WorkerRegistration, WorkerRole
 from scheduler.spec import Term
-from serving.actors.directory import CENTRAL_NAME, ActorPlace, Directory, prepare_process
+from serving.actors.directory import ActorPlace, Directory, prepare_process
 from serving.actors.worker_links import RayPeers, RaySinks
 from serving.tracing.history import WorkerHistory
 from serving.workers.worker_plan import Surroundings, WorkerIdentity, WorkerPlan
@@ -48,7 +49,8 @@ class WorkerActor:
         )
         self._registration = self._worker.registration()
         self._worker.start(on_fatal=_exit_after_last_word)
-        directory.find(CENTRAL_NAME).register_worker.remote(self._registration)
+        for central in directory.centrals():
+            central.register_worker.remote(self._registration)
 
     def registration(self) -> WorkerRegistration:
         """Answered once the worker runs."""
@@ -59,9 +61,15 @@ class WorkerActor:
         if epoch == self._registration.epoch:
             self._worker.post(batch)
 
-    def introduce(self, term: Term) -> None:
+    def follow_central(self, actor: str, term: Term) -> Epoch:
+        """This one has the term. Returns which life of the worker has heard it."""
+        self._directory.follow_central(actor, term)
+        return self._registration.epoch
+
+    def introduce(self, actor: str, term: Term) -> None:
         """A new central scheduler asks what is held here."""
-        self._worker.introduce(term, self._send_introduction)
+        self.follow_central(actor, term)
+        self._worker.introduce(term, partial(self._send_introduction, actor))
 
     def settle(self, lease_id: LeaseId, epoch: Epoch, reader: ReaderId) -> SettleReply:
         """A peer has read a lease."""
@@ -79,6 +87,6 @@ class WorkerActor:
         """End the threads, release the memory."""
         self._worker.stop()
 
-    def _send_introduction(self, introduction: WorkerIntroduction) -> None:
+    def _send_introduction(self, actor: str, introduction: WorkerIntroduction) -> None:
         with contextlib.suppress(PeerError):
-            self._directory.find(CENTRAL_NAME).introduce.remote(introduction)
+            self._directory.find(actor).introduce.remote(introduction)

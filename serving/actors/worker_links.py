@@ -25,9 +25,9 @@ class RaySinks:
             self._directory.find(CENTRAL_NAME).reports.remote(batch)
 
     def send_heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
-        """To the central scheduler."""
-        with contextlib.suppress(PeerError):
-            self._directory.find(CENTRAL_NAME).heartbeat.remote(heartbeat)
+        """To every actor that may be the central scheduler: the one that is, and is not followed yet, hears it too."""
+        for central in self._directory.centrals():
+            central.heartbeat.remote(heartbeat, self._directory.followed_term)
 
     def send_tokens(self, batch: TokenBatch) -> None:
         """To the door."""

@@ -20,6 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="as in `pdserve serve`")
     parser.add_argument("--pool-bytes", type=int, default=_POOL_BYTES, help="of one worker's device tier")
     parser.add_argument("--log", type=Path, help="keep the server's log in this file")
+    parser.add_argument("--timelines", type=Path, help="write where the time of each interrupted stream went")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=run)
 
@@ -41,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
                 least=arguments.least,
                 stop_s=arguments.stop_seconds,
                 output_tokens=arguments.output_tokens,
+                timelines_file=arguments.timelines,
             )
         )
     if arguments.json:

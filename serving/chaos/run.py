@@ -5,6 +5,7 @@ be the same each time. Whatever is left afterwards (pages, divergences, audits) 
 """
 
 import asyncio
+import json
 import random
 import sys
 import time
@@ -34,6 +35,7 @@ class ChaosPlan:
     Attributes:
         config: the deployment's file.
         log_file: takes the server's log.
+        timelines_file: takes one line of JSON for each stream that lost an attempt, where given.
         streams: at a time.
         least: times that each kind of target suffers each kind of signal.
         stop_s: how long a stopped process sleeps.
@@ -48,6 +50,7 @@ class ChaosPlan:
     output_tokens: int = 48
     least: int = 3
     stop_s: float = 10.0
+    timelines_file: Path | None = None
 
 
 def run_chaos(plan: ChaosPlan) -> dict[str, Any]:
@@ -122,6 +125,7 @@ class _Run:
             print(f"chaos: wrong tokens: {self._difference(stream)}", file=sys.stderr)
         gaps = [gap_s for stream in whole for gap_s in stream.own_gaps_s]
         parts = [recovery for stream in whole for recovery in stream.timeline.get("recoveries", ())]
+        self._write_timelines(whole)
         violations = self._server.violations()
         for line in violations[:_SHOWN]:
             print(f"chaos: {line}", file=sys.stderr)
@@ -143,6 +147,12 @@ class _Run:
             "gap_p99_s": percentile(gaps, 0.99),
             "gap_parts_p99_s": {name: _part_p99_s(parts, name) for name in _GAP_PARTS},
         }
+
+    def _write_timelines(self, streams: Sequence[Stream]) -> None:
+        """Of those that lost an attempt, so that a long gap can be looked into."""
+        if self._plan.timelines_file is not None:
+            interrupted = (stream.timeline for stream in streams if stream.timeline.get("recoveries"))
+            self._plan.timelines_file.write_text("".join(f"{json.dumps(timeline)}\n" for timeline in interrupted))
 
     def _difference(self, stream: Stream) -> str:
         """Where a stream left the way of its solo run, and who computed it."""

@@ -50,6 +50,7 @@ _CENTRAL_COUNTS = (
     ("pdserve:routed_uncached_tokens", "routed_uncached_tokens", "Of routed prompts, the others."),
     ("pdserve:routed_by_prefix", "routed_by_prefix", "Choices of a worker with more load for what it has cached."),
     ("pdserve:local_prefills", "local_prefills", "Prompts given to generation workers to compute."),
+    ("pdserve:local_turns", "local_turns", "Of those, turns longer than a prompt that is always computed there."),
     ("pdserve:local_prefills_refused", "local_prefills_refused", "Of those short enough, too many were waiting there."),
     ("pdserve:offers", "offers", "Offers to generation workers."),
     ("pdserve:retries", "retries", "Attempts that were lost and begun again."),

@@ -73,5 +73,6 @@ class AgentThread:
                 iteration=snapshot.iteration,
                 longest_step_s=self._loop.longest_step_s,
                 snapshot=snapshot,
+                busy_s=self._loop.busy_s,
             )
         )

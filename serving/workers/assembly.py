@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from configs import DiskTierConfig, HostTierConfig, KVCacheConfig, ModelConfig
+from configs import DiskTierConfig, HostTierConfig, KVCacheConfig, ModelConfig, SchedulerConfig
 from kvtransfer import PeerChannel, TransferAgent
 from manager import CacheConfigError, LayerGroupId
 from manager.geometry import CacheGeometry
@@ -20,6 +20,7 @@ from manager.pools.numpy_pools import NumpyPool
 from scheduler.admission import TransferAdmission
 from scheduler.errors import InvalidRequest
 from scheduler.kv_cache_v2_scheduler import KVCacheV2Scheduler
+from scheduler.messages import WorkerRole
 from scheduler.policy import CacheShape
 from serving.engine.model_folder import TOKENIZER_FILE, load_model_config, model_fingerprint
 from serving.engine.runner import Engine, exactness_class
@@ -88,7 +89,7 @@ def build_worker(
         cache = replace(cache, event_queue_blocks=cache.event_queue_blocks or _EVENT_QUEUE_BLOCKS)
     manager = KVCacheManagerV2(geometry, cache, identity.epoch, copies)
     scheduler = KVCacheV2Scheduler(
-        config.scheduler,
+        _for_role(config.scheduler, identity.role),
         manager,
         identity.role,
         CacheShape.of(geometry),
@@ -124,6 +125,13 @@ def build_worker(
         transport=transport,
         on_close=lambda: _close(manager, tiers, pool_path),
     )
+
+
+def _for_role(scheduler: SchedulerConfig, role: WorkerRole) -> SchedulerConfig:
+    """Where streams decode, a prompt computed beside them takes small steps."""
+    if role is not WorkerRole.GENERATION or scheduler.max_context_tokens_beside_decodes:
+        return scheduler
+    return replace(scheduler, max_context_tokens_beside_decodes=scheduler.chunk_unit_tokens)
 
 
 def _lower_tiers(geometry: CacheGeometry, cache: KVCacheConfig, run_folder: Path) -> list[SlotPool]:

@@ -73,10 +73,11 @@ class WorkerLoop:
         self._scheduler = parts.scheduler
         self._outbox = parts.outbox
         self._clock = clock
-        self._inbox: deque[CommandBatch] = deque()
+        self._inbox: deque[tuple[float, CommandBatch]] = deque()
         self._asked: deque[tuple[Term, WorkerRegistration, IntroductionSink]] = deque()
         self._term = Term(0)
         self._commands_seen: tuple[Term, int] | None = None
+        self._busy_since_s: float | None = None
         self._history = StepHistory()
         self._phases = PhaseClock(identity.name, self._history)
         self._scores = TokenScores()
@@ -92,7 +93,7 @@ class WorkerLoop:
 
     def post(self, batch: CommandBatch) -> None:
         """Queue commands; the loop takes them before its next pass."""
-        self._inbox.append(batch)
+        self._inbox.append((self._clock(), batch))
         self._parts.wake.set()
 
     def introduce(self, term: Term, registration: WorkerRegistration, sink: IntroductionSink) -> None:
@@ -119,6 +120,12 @@ class WorkerLoop:
         """The longest step so far: the bound for a hung worker (C5)."""
         return self._history.longest_step_s
 
+    @property
+    def busy_s(self) -> float:
+        """How long the present iteration has lasted; 0 between two."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else self._clock() - since_s
+
     # -- the loop's thread -------------------------------------------------------------------------
 
     def wait(self, timeout_s: float) -> None:
@@ -127,6 +134,7 @@ class WorkerLoop:
 
     def run_once(self) -> bool:
         """One iteration; returns whether anything was done."""
+        self._busy_since_s = self._clock()
         # Cleared before anything is drained: what arrives from here on ends the next wait at once.
         self._parts.wake.clear()
         busy = self._take_commands()
@@ -146,6 +154,7 @@ class WorkerLoop:
         if self._parts.self_audit.run_if_due():
             self._counts["audits"] += 1
             self._snapshot = self._make_snapshot()
+        self._busy_since_s = None
         return busy
 
     def _report_prefixes(self, *, may_wait: bool) -> None:
@@ -172,21 +181,21 @@ class WorkerLoop:
         busy = False
         while self._inbox:
             busy = True
-            batch = self._inbox.popleft()
+            came_at_s, batch = self._inbox.popleft()
             if batch.term < self._term:
                 self._counts["refused_terms"] += 1
                 continue
             self._term = batch.term
             self._commands_seen = (batch.term, batch.sequence)
             for command in batch.commands:
-                self._on_command(command)
+                self._on_command(command, came_at_s)
         return busy
 
-    def _on_command(self, command: WorkerCommand) -> None:
+    def _on_command(self, command: WorkerCommand, came_at_s: float) -> None:
         now_s = self._clock()
         match command:
             case RunContext() | RunLocal() | OfferGeneration():
-                self._admit(command, now_s)
+                self._admit(command, now_s, came_at_s)
             case DeliverHandoff():
                 self._generation_side.deliver(command, now_s)
             case DeliverPart():
@@ -199,7 +208,7 @@ class WorkerLoop:
             case _:
                 assert_never(command)
 
-    def _admit(self, command: RunContext | RunLocal | OfferGeneration, now_s: float) -> None:
+    def _admit(self, command: RunContext | RunLocal | OfferGeneration, now_s: float, came_at_s: float) -> None:
         if self._scheduler.get(command.attempt_id) is not None:
             self._counts["ignored_commands"] += 1
             return
@@ -222,10 +231,11 @@ class WorkerLoop:
                 self._outbox.report(Failed(attempt_id, ErrorKind.NEVER_FITS, str(error), retriable=False))
             return
         phase = "offer" if isinstance(command, OfferGeneration) else "queue"
-        self._phases.admit(command.attempt_id, command.spec.uid, phase, command.waited_s, now_s)
+        # From its coming: what waits for the step before it waits in this worker's queue.
+        self._phases.admit(command.attempt_id, command.spec.uid, phase, command.waited_s, came_at_s)
         if not isinstance(command, OfferGeneration):
             for follower in command.followers:
-                self._phases.admit(follower.attempt_id, follower.spec.uid, phase, command.waited_s, now_s)
+                self._phases.admit(follower.attempt_id, follower.spec.uid, phase, command.waited_s, came_at_s)
 
     def _end(self, attempt_id: AttemptId, now_s: float) -> None:
         request = self._scheduler.get(attempt_id)

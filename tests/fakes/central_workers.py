@@ -84,6 +84,7 @@ class ModelWorker:
     outgoing: list[ReportBatch | WorkerHeartbeat] = field(default_factory=list)
     reports: list[WorkerReport] = field(default_factory=list)
     commands_seen: tuple[Term, int] | None = None
+    busy_s: float = 0.0
     term: Term = _NO_TERM
     refused_terms: int = 0
     iteration: int = 0
@@ -244,7 +245,7 @@ class ModelWorker:
             counters={"refused_terms": 1, "bytes_received": 10},
             commands_seen=self.commands_seen,
         )
-        self.outgoing.append(WorkerHeartbeat(self.name, self.epoch, self.iteration, 0.1, snapshot))
+        self.outgoing.append(WorkerHeartbeat(self.name, self.epoch, self.iteration, 0.1, snapshot, self.busy_s))
 
     def _released(self) -> None:
         if self.room_wanted:

@@ -156,6 +156,20 @@ def test_of_a_turn_only_what_is_new_is_computed_and_tokens_are_those_of_a_mixed_
     assert chat.answers == mixed.answers == cold.answers
 
 
+@pytest.mark.parametrize("dispatch", ["context_first", "generation_first"])
+def test_of_a_turn_longer_than_a_local_prompt_may_be_only_what_is_new_is_computed(
+    dispatch: str, deployments: _Deployments
+) -> None:
+    router: dict[str, object] = {"local_prefill_max_tokens": 8}
+    deployment = deployments.make(_config(central={"dispatch": dispatch}, router=router))
+    chat = _chat(deployment)
+    _assert_only_news_are_computed(chat)
+    routing = deployment.cluster.central.state(0.0)["routing"]
+    assert routing["local_turns"] == _TURNS - 1
+    cold = _chat(deployments.make(_config(mixed=True, cache={"enable_block_reuse": False})))
+    assert chat.answers == cold.answers
+
+
 def test_conversations_stay_on_their_workers_side_by_side(deployments: _Deployments) -> None:
     deployment = deployments.make(_config())
     prompts: list[list[int]] = [[(number * 31 + 5 * k) % 250 + 3 for k in range(90)] for number in range(4)]

@@ -82,6 +82,27 @@ def test_a_worker_that_does_not_say_what_it_has_read_is_given_time() -> None:
     assert [divergence.kind for divergence in world.divergences] == [DivergenceKind.MISSING]
 
 
+def test_a_worker_in_a_step_that_began_before_the_command_has_not_lost_it() -> None:
+    world = CentralWorld("c0", "g0")
+    world.advance(0.5)
+    worker = world.workers["c0"]
+    world.submit(make_spec("a"))
+    parts = dict(worker.parts)
+    worker.parts.clear()
+    worker.commands_seen = None
+    for step in range(24):
+        worker.busy_s = 0.5 * (step + 1)
+        worker.iteration += 1  # that a step without end is a hang is not in question here
+        world.advance(0.5)
+    assert world.divergences == []
+    worker.parts |= parts
+    worker.busy_s = 0.0
+    world.advance(0.5)
+    world.advance(0.5)
+    assert world.divergences == []
+    assert world.counter("retries") == 0
+
+
 def test_a_lost_context_command_is_given_again_under_a_new_name() -> None:
     world = CentralWorld("c0", "g0")
     world.submit(make_spec("a"))

@@ -14,7 +14,8 @@ from tests.fakes.central_world import CentralWorld, make_spec
 
 _BLOCK = 4
 _BY_PREFIX = RouterConfig(local_prefill_max_tokens=0)
-_LOCAL = RouterConfig(local_prefill_max_tokens=6, local_prefill_max_waiting=2)
+_LOCAL = RouterConfig(local_prefill_max_tokens=6, local_turn_max_tokens=0, local_prefill_max_waiting=2)
+_TURNS = replace(_LOCAL, local_turn_max_tokens=20)
 
 
 def _hold(world: CentralWorld, name: str, token_ids: Iterable[int], *, is_listing: bool = False) -> None:
@@ -113,6 +114,42 @@ def test_the_next_turn_of_a_conversation_is_computed_on_the_worker_that_holds_it
     world.submit(make_spec("a", num_prompt=46), make_spec("b", num_prompt=47))
     assert _kinds(world, "g1")[:1] == [RunLocal]
     assert world.counter("local_prefills") == 1, "of the second one, a token too much is missing"
+
+
+@pytest.mark.parametrize("dispatch", list(DispatchPolicy))
+def test_a_long_turn_goes_where_its_conversation_is_if_a_context_worker_would_compute_the_answer_again(
+    dispatch: DispatchPolicy,
+) -> None:
+    world = CentralWorld("c0", "c1", "g0", "g1", config=CentralConfig(dispatch=dispatch), router=_TURNS)
+    _hold(world, "c1", range(32))
+    _hold(world, "g1", range(40))
+    world.submit(make_spec("a", num_prompt=60))
+    assert _kinds(world, "g1") == [RunLocal]
+    world.finish("a", "g1")
+    assert (world.counter("local_prefills"), world.counter("local_turns")) == (1, 1)
+    world.assert_idle()
+
+
+def test_a_long_turn_is_handed_over_where_a_context_worker_has_as_much_of_it() -> None:
+    world = CentralWorld("c0", "c1", "g0", router=_TURNS)
+    _hold(world, "c1", range(40))
+    _hold(world, "g0", range(40))
+    world.submit(make_spec("a", num_prompt=60))
+    assert _kinds(world, "c1") == [RunContext]
+    assert world.counter("local_turns") == 0
+
+
+def test_a_turn_beyond_the_bound_is_handed_over() -> None:
+    world = CentralWorld("c0", "g0", router=_TURNS)
+    _hold(world, "g0", range(40))
+    world.submit(make_spec("a", num_prompt=61))
+    assert _kinds(world, "c0") == [RunContext]
+
+
+def test_a_new_prompt_that_nobody_has_is_no_turn() -> None:
+    world = CentralWorld("c0", "g0", router=_TURNS)
+    world.submit(make_spec("a", num_prompt=19))
+    assert _kinds(world, "c0") == [RunContext]
 
 
 def test_no_more_prompts_are_computed_there_than_may_wait() -> None:

@@ -34,6 +34,18 @@ def test_decodes_take_their_rows_before_any_context() -> None:
     assert worker.outputs[-1].num_rows == 2
 
 
+def test_beside_a_decode_contexts_take_no_more_than_their_bound_and_all_rows_without_one() -> None:
+    config = SchedulerConfig(
+        max_num_tokens=40, max_batch_size=8, chunk_unit_tokens=4, max_context_tokens_beside_decodes=8
+    )
+    worker = make_worker(config=config, role=WorkerRole.GENERATION)
+    worker.context(make_spec("a", 30, max_tokens=4))
+    assert chunks(worker.step()) == [("a", 0, 30)]
+    worker.context(make_spec("b", 19))
+    worker.context(make_spec("c", 4))
+    assert [chunks(worker.step()) for _ in range(3)] == [[("b", 0, 8)], [("b", 8, 8)], [("b", 16, 3), ("c", 0, 4)]]
+
+
 def test_the_token_of_a_chunk_that_is_not_the_last_is_not_drawn() -> None:
     worker = make_worker(config=SchedulerConfig(max_num_tokens=8, max_batch_size=4, chunk_unit_tokens=8))
     worker.context(make_spec("a", 20))
