@@ -34,10 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.rest = rest
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     run: Callable[[argparse.Namespace], int] = arguments.run
+    # A command that is told to end leaves through its `finally` blocks, as at Ctrl-C: there it ends what it started.
+    former = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_SIGNAL_EXIT_BASE + number))
     try:
         return run(arguments)
     except (ModelError, FileNotFoundError, ValueError) as error:
         return _fail(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _fail(message: str) -> int:
