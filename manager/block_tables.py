@@ -34,7 +34,13 @@ class BlockTables:
 
     def view(self, group: int, num_blocks: int) -> npt.NDArray[np.int32]:
         """[num_blocks] int32, read-only; a view of the buffer, good until the buffer grows."""
-        return self._views[group][:num_blocks] if num_blocks else np.empty(0, np.int32)
+        if not num_blocks:
+            return np.empty(0, np.int32)
+        if not self._views:
+            self._views = [table.view() for table in self._tables]
+            for view in self._views:
+                view.flags.writeable = False
+        return self._views[group][:num_blocks]
 
     def write(self, group: int, first: int, pages: Sequence[int]) -> None:
         """Fill in the slots of the blocks from `first` on."""
@@ -81,7 +87,5 @@ class BlockTables:
         self._tables = [np.empty(num_blocks, np.int32) for _ in range(self._num_groups)]
         for table, before in zip(self._tables, old, strict=False):
             table[: len(before)] = before
-        self._views = [table.view() for table in self._tables]
-        for view in self._views:
-            view.flags.writeable = False
+        self._views = []
         self._size = num_blocks

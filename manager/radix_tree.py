@@ -219,18 +219,15 @@ class BlockRadixTree:
             yield child
             child = self._next[child]
 
-    def alike(self, parent: int, wanted: bytes, max_children: int) -> Iterator[int]:
-        """Children that begin with the same token as `wanted`, among the `max_children` newest."""
-        tokens, following = self._tokens, self._next
-        head = tokens.head(wanted)
-        if head is None:
-            return
+    def alike(self, parent: int, wanted: bytes, max_children: int) -> list[int]:
+        """Children that begin with the same token as `wanted`, among the `max_children` newest, newest first."""
+        following = self._next
+        newest: list[int] = []
         child = self._first_child[parent]
-        while child != NONE and max_children:
-            if tokens.begins(child, head):
-                yield child
+        while child != NONE and len(newest) < max_children:
+            newest.append(child)
             child = following[child]
-            max_children -= 1
+        return self._tokens.beginning_alike(newest, wanted)
 
     def _insert(self, parent: int, digest: int) -> int:
         if not self._spare:

@@ -68,13 +68,12 @@ class TokenArena:
         wide[::_WIDE], wide[1::_WIDE] = row[::_NARROW], row[1::_NARROW]
         return bytes(wide)
 
-    def head(self, packed: bytes) -> bytes | None:
-        """The first of some int32 tokens as rows have it; None where no row can."""
-        return packed[: self._item] if not any(packed[self._item : _WIDE]) else None
-
-    def begins(self, node: int, head: bytes) -> bool:
-        """Whether the row's first token is this `head`."""
-        return self._rows.startswith(head, node * self._width)
+    def beginning_alike(self, nodes: Sequence[int], packed: bytes) -> list[int]:
+        """Nodes whose rows begin with the first of some int32 tokens."""
+        if any(packed[self._item : _WIDE]):
+            return []  # no row can hold that token
+        head, rows, width = packed[: self._item], self._rows, self._width
+        return [node for node in nodes if rows.startswith(head, node * width)]
 
     def _narrowed(self, packed: bytes | bytearray) -> bytes | bytearray:
         """The tokens in 16 bits; where one does not fit, all rows become wide and `packed` stays as it is."""

@@ -46,6 +46,7 @@ class Frontend:
         settings: limits and deadlines.
         metrics: what its streams did, for GET /metrics.
         trace_sink: takes every request that has ended, on the event loop; does nothing until it is set.
+        closing: called by `close`, for what the HTTP layer started.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Frontend:
         self.settings = settings
         self.metrics = StreamMetrics(settings.model_name, place_of(door))
         self.trace_sink: Callable[[RequestTimeline], None] = _keep_no_trace
+        self.closing: list[Callable[[], None]] = []
         self._door = door
         self._clock = clock
         self._seed_source = seed_source
@@ -141,13 +143,6 @@ class Frontend:
 
     def _told(self, timeline: RequestTimeline) -> dict[str, object]:
         return {**timeline.to_json(self._clock()), "door": place_of(self._door)}
-
-    async def cluster_state_or_none(self) -> dict[str, object] | None:
-        """As `cluster_state`; None when the central scheduler cannot be reached."""
-        try:
-            return await self.cluster_state()
-        except RequestFailedError:
-            return None
 
     @property
     def is_closed(self) -> bool:
@@ -231,6 +226,8 @@ class Frontend:
             self._fail(request, ErrorKind.NO_WORKER, "this server is shutting down")
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
+        for close in self.closing:
+            close()
         await self._scheduler.drain()
 
     # -- life of a request -------------------------------------------------------------------------

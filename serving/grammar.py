@@ -81,7 +81,7 @@ class GrammarCompiler:
         self._eos_token_ids = tuple(eos_token_ids)
 
     def check(self, grammar: str) -> None:
-        """Raise GrammarError unless `start` takes this grammar. May be called from any thread."""
+        """Raise GrammarError, with the library's best words, for a grammar that is none. Any thread may call it."""
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
             msg = f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
             raise GrammarError(msg)
@@ -92,10 +92,11 @@ class GrammarCompiler:
 
     def start(self, grammar: str) -> "GrammarState":
         """The state before the first generated token. Raises GrammarError."""
-        self.check(grammar)
         import llguidance
 
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error().splitlines()[0][:500])
         return GrammarState(matcher, self._vocab_size, self._eos_token_ids)
 
     @cached_property

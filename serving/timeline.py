@@ -80,9 +80,11 @@ class ChoiceTimeline:
     phases: dict[tuple[WorkerName, AttemptId], Mapping[str, float]] = field(default_factory=dict)
     _spans: dict[tuple[WorkerName, AttemptId], tuple[TimedSpan, ...]] = field(default_factory=dict)
     recoveries: list[Recovery] = field(default_factory=list)
+    _told_at_s: float | None = None
 
     def on_durations(self, attempt_id: AttemptId, durations: PhaseDurations, now_s: float) -> None:
         """Take a worker's word."""
+        self._told_at_s = now_s
         self.phases[durations.worker, attempt_id] = durations.phases
         self._spans[durations.worker, attempt_id] = tuple(
             TimedSpan(
@@ -149,7 +151,9 @@ class ChoiceTimeline:
         return max(0.0, self.until_first_token_s(now_s) - self.phase_s("context"))
 
     def to_json(self, now_s: float) -> dict[str, object]:
-        """Ready for JSON."""
+        """Ready for JSON. What a worker has not told yet counts to the phase that runs."""
+        untold_s = self._untold_s(now_s)
+        is_decoding = self.num_tokens > 1  # the second token is the first of the generation phase
         return {
             "index": self.index,
             "uid": self.uid,
@@ -165,8 +169,8 @@ class ChoiceTimeline:
             "phases": {
                 "queued_s": self.queued_s(now_s),
                 "context_s": self.phase_s("context"),
-                "transfer_s": self.phase_s("offer") + self.phase_s("transfer"),
-                "generation_s": self.phase_s("generation"),
+                "transfer_s": self.phase_s("offer") + self.phase_s("transfer") + (0.0 if is_decoding else untold_s),
+                "generation_s": self.phase_s("generation") + (untold_s if is_decoding else 0.0),
             },
             "workers": [
                 {"worker": worker, "attempt": attempt, "phases": dict(phases)}
@@ -185,6 +189,15 @@ class ChoiceTimeline:
             ],
             "recoveries": [recovery.to_json(self._phases_of(recovery.attempt_id)) for recovery in self.recoveries],
         }
+
+    def _untold_s(self, now_s: float) -> float:
+        """Since a worker's last word, while an attempt goes on; until the first token all of it is the queue's."""
+        is_interrupted = bool(self.recoveries) and self.recoveries[-1].resumed_at_s is None
+        if self.state is not StreamState.RUNNING or is_interrupted:
+            return 0.0
+        if self._told_at_s is None or self.first_token_at_s is None:
+            return 0.0
+        return now_s - self._told_at_s
 
     def _attempts(self) -> frozenset[AttemptId]:
         return frozenset(attempt for _, attempt in self.phases)

@@ -64,6 +64,7 @@ def create_app(
     preparer = RequestPreparer(
         frontend.tokenizer, frontend.settings, config, model, wall_clock=wall_clock, id_source=id_source
     )
+    frontend.closing.append(preparer.close)
     generation = GenerationEndpoints(frontend, preparer, config.max_body_bytes)
     doors = AllDoors(frontend, peers or NoPeers())
     status = StatusEndpoints(frontend, doors, preparer, model, version, created=int(wall_clock()))

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from serving.api.all_doors import AllDoors, newest_requests, recent_latencies
 from serving.api.errors import ApiError
 from serving.frontend import Frontend
+from serving.generation_request import RequestFailedError
 from serving.metrics import CONTENT_TYPE, ClusterSamples, render
 
 _PERIOD_S = 1.0
@@ -46,7 +47,7 @@ class CockpitEndpoints:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: 200 also without the central scheduler; `pdserve:up` tells."""
-        state = await self._frontend.cluster_state_or_none()
+        state = await _state_or_none(self._frontend)
         doors = [account.metrics for account in await self._doors.accounts()]
         body = render(doors, ClusterSamples(self._model, state))
         return Response(body, media_type=CONTENT_TYPE)
@@ -101,6 +102,14 @@ class ClusterWatch:
         """An account that is at most half a period old; None when there is none."""
         async with self._asking:
             if time.monotonic() - self._taken_at_s > _PERIOD_S / 2:
-                self._state = await self._frontend.cluster_state_or_none()
+                self._state = await _state_or_none(self._frontend)
                 self._taken_at_s = time.monotonic()
             return self._state
+
+
+async def _state_or_none(frontend: Frontend) -> dict[str, object] | None:
+    """The cluster's; None when the central scheduler cannot be reached."""
+    try:
+        return await frontend.cluster_state()
+    except RequestFailedError:
+        return None

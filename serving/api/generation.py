@@ -13,7 +13,7 @@ from serving.api.answers import FinishedChoice, Json
 from serving.api.best_of import likeliest
 from serving.api.body import read_json_object
 from serving.api.disconnect import ClientDisconnectedError, until_disconnect
-from serving.api.errors import of_failure, of_invalid
+from serving.api.errors import ApiError, of_failure, of_invalid
 from serving.api.prepare import PreparedRequest, RequestPreparer
 from serving.api.streaming import EventStreamResponse, StartedStream, start_stream
 from serving.frontend import Frontend
@@ -53,7 +53,7 @@ class GenerationEndpoints:
     async def _answer(self, request: Request, prepare: Prepare) -> Response:
         body = await read_json_object(request, self._max_body_bytes)
         try:
-            prepared = _traced(await prepare(body), request)
+            prepared = _traced(await self._prepared(prepare, body), request)
             if prepared.is_stream:
                 stream = await until_disconnect(request.receive, self._start(prepared))
                 return EventStreamResponse(stream, prepared.answers, has_usage=prepared.has_usage)
@@ -65,6 +65,13 @@ class GenerationEndpoints:
         except ClientDisconnectedError:
             _log.info("the client left before its answer")
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+    async def _prepared(self, prepare: Prepare, body: Mapping[str, object]) -> PreparedRequest:
+        try:
+            return await prepare(body)
+        except RecursionError:
+            # Whoever walks through a value at this depth: what was just deep enough to be read cannot be written.
+            raise ApiError(400, "The body is nested too deeply.") from None
 
     async def _start(self, prepared: PreparedRequest) -> StartedStream:
         return await start_stream(await self._frontend.submit(prepared.generation))

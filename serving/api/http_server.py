@@ -14,6 +14,7 @@ import uvicorn
 from configs import DeploymentConfig
 from scheduler.spec import DoorName
 from serving.api.app import create_app
+from serving.api.head_deadline import HeadDeadlineProtocol
 from serving.door_peers import DoorPeers, place_of
 from serving.endpoint import SchedulerEndpoint
 from serving.engine.model_folder import load_model_config
@@ -88,7 +89,14 @@ class DoorServer:
         self._address = (config.server.host, config.server.port)
         self._shares_port = config.server.doors > 1
         self._server = _EmbeddedServer(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, server_header=False)
+            uvicorn.Config(
+                app,
+                http=HeadDeadlineProtocol,
+                ws="none",
+                log_level="warning",
+                timeout_graceful_shutdown=_GRACE_S,
+                server_header=False,
+            )
         )
         self._serving: asyncio.Task[None] | None = None
 

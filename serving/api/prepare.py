@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from configs import ServerConfig
 from scheduler.spec import Penalties, SamplingParams, StopParams
 from serving.api.answers import AnswerFormat, ChatAnswers, CompletionAnswers, Envelope
+from serving.api.bounds import refuse_floods
 from serving.api.chat_form import ChatForm, chat_form
 from serving.api.errors import ApiError, of_validation
 from serving.api.logprobs import Echo, LogprobWording, make_echo
@@ -18,7 +19,8 @@ from serving.api.schema import ChatCompletionRequest, ChatMessage, CompletionReq
 from serving.api.unsupported import UnknownFieldLog, refuse_unsupported
 from serving.chat_template import ChatTemplateError
 from serving.generation_request import DoorSettings, GenerationRequest, PromptPart, fit_max_tokens, prompt_too_long
-from serving.grammar import GrammarCompiler, GrammarError
+from serving.grammar import GrammarError
+from serving.grammar_check import GrammarChecker
 from serving.tokenizer import Tokenizer
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -91,7 +93,8 @@ class RequestPreparer:
         self._wall_clock = wall_clock
         self._id_source = id_source
         self._unknown_fields = UnknownFieldLog()
-        self._grammars = GrammarCompiler(tokenizer.document, settings.vocab_size, settings.eos_token_ids)
+        self._grammars = GrammarChecker(tokenizer.document, settings.vocab_size, settings.eos_token_ids)
+        self._grammar_turn = asyncio.Lock()
         self._logprobs = LogprobWording(tokenizer.token_bytes)
 
     def check_model(self, name: str) -> None:
@@ -100,6 +103,10 @@ class RequestPreparer:
             msg = f"The model {name[:200]!r} does not exist. This server has {self._model!r}."
             raise ApiError(404, msg, param="model", code="model_not_found")
 
+    def close(self) -> None:
+        """End what was started to check requests; may be called twice."""
+        self._grammars.close()
+
     async def completion(self, body: Mapping[str, object]) -> PreparedRequest:
         """POST /v1/completions.
 
@@ -107,6 +114,7 @@ class RequestPreparer:
             ApiError: a value cannot be accepted.
             InvalidRequestError: prompt and output do not fit the context.
         """
+        refuse_floods(body, self._config.max_prompts, self._settings)
         refuse_unsupported(body, _CHAT_ONLY)
         try:
             fields = CompletionRequest.model_validate(body)
@@ -135,6 +143,7 @@ class RequestPreparer:
 
     async def chat(self, body: Mapping[str, object]) -> PreparedRequest:
         """POST /v1/chat/completions. Raises as `completion`."""
+        refuse_floods(body, self._config.max_prompts, self._settings)
         refuse_unsupported(body, {"echo": (None, False), "best_of": (None, 1)})
         try:
             fields = ChatCompletionRequest.model_validate(body)
@@ -176,7 +185,12 @@ class RequestPreparer:
 
     async def _check_grammar(self, form: ChatForm) -> None:
         try:
-            await asyncio.to_thread(self._grammars.check, form.grammar)
+            if self._grammars.knows(form.grammar):
+                self._grammars.check(form.grammar)
+                return
+            # One at a time: whoever waits here holds none of the threads that long prompts are tokenized in.
+            async with self._grammar_turn:
+                await asyncio.to_thread(self._grammars.check, form.grammar)
         except GrammarError as error:
             raise ApiError(400, f"{form.param}: {error}", param=form.param) from error
 
@@ -189,9 +203,6 @@ class RequestPreparer:
                 raise ApiError(400, "best_of above n cannot be streamed", param="best_of")
         if fields.max_tokens == 0 and not fields.echo:
             raise ApiError(400, "max_tokens must be at least 1 unless echo is set", param="max_tokens")
-        if len(fields.prompt) > self._config.max_prompts:
-            msg = f"the request has {len(fields.prompt)} prompts; at most {self._config.max_prompts} are allowed"
-            raise ApiError(400, msg, param="prompt")
 
     def _check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
         limit = self._settings.vocab_size

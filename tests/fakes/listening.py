@@ -7,13 +7,15 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from serving.api.head_deadline import HeadDeadlineProtocol
 from tests.fakes.door import eventually
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve `app` on a free port; its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+async def listening(app: ASGIApp, http: type[asyncio.Protocol] = HeadDeadlineProtocol) -> AsyncIterator[str]:
+    """Serve `app` on a free port, over connections of class `http`; its URL."""
+    config = uvicorn.Config(app, port=0, http=http, ws="none", log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     await eventually(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
+from configs import ServerConfig
 from serving.api.body import read_json_object
 from serving.api.errors import ApiError
+from serving.api.schema import ChatCompletionRequest, CompletionRequest
 from tests.fakes.door import MODEL, open_door, run_async
 from tests.fakes.tiny_tokenizer import make_tokenizer_folder
 from tests.integration.door.sse import events
@@ -177,3 +179,65 @@ async def test_a_thousand_unknown_names_are_logged_within_bounds(
     warnings = [record.getMessage() for record in caplog.records if "unknown request parameter" in record.getMessage()]
     assert 200 < len(warnings) <= 256
     assert all(len(warning) < 150 for warning in warnings)
+
+
+@run_async
+async def test_a_schema_of_any_depth_is_served_or_refused(tiny_folder: Path) -> None:
+    forms = (
+        '"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": %s}}',
+        '"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]',
+        '"tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]',
+    )
+    statuses = set()
+    async with open_door(tiny_folder, context_length=90_000, max_request_tokens=90_000) as door:
+        for depth in (50, *range(100, 400, 50), *range(400, 500), 950):
+            schema = '{"allOf": [' * depth + "{}" + "]}" * depth
+            for form in forms:
+                body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "a"}}], "max_tokens": 5, '
+                answer = await door.client.post("/v1/chat/completions", content=f"{body}{form % schema}}}")
+                assert_answered(answer)
+                statuses.add((depth, answer.status_code))
+    assert {(50, 200), (950, 400)} <= statuses
+    assert (50, 400) not in statuses
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code"),
+    [
+        ("completions", {"prompt": [[5]] * 200_000}, None),
+        ("completions", {"prompt": [5] * 200_000}, "context_length_exceeded"),
+        ("completions", {"prompt": [[1], [5] * 200_000]}, "context_length_exceeded"),
+        ("chat/completions", {"messages": [{}] * 200_000}, "context_length_exceeded"),
+        ("completions", {"prompt": "a", **{f"k{n}": 1 for n in range(2000)}}, None),
+    ],
+    ids=["prompts", "ids", "ids of one", "messages", "fields"],
+)
+@run_async
+async def test_a_flood_of_items_is_refused_by_its_length_alone(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], code: str | None
+) -> None:
+    """To look at a million items takes seconds in which no stream gets a token."""
+    for wire in (CompletionRequest, ChatCompletionRequest):
+        monkeypatch.setattr(wire, "model_validate", lambda _: pytest.fail("its items were looked at"))
+    async with open_door(tiny_folder, config=ServerConfig()) as door:
+        answer = await door.client.post(f"/v1/{path}", json={"model": MODEL, **fields})
+    assert assert_openai_error(answer, 400)["code"] == code
+
+
+@run_async
+async def test_grammars_that_wait_to_be_tried_hold_up_no_long_prompt(tiny_folder: Path) -> None:
+    """They share threads with the tokenizer."""
+    async with open_door(tiny_folder, context_length=90_000, max_request_tokens=90_000) as door:
+        costly = [
+            door.chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})
+            for schema in ({"type": "integer", "multipleOf": 100_000_007 + n} for n in range(40))
+        ]
+        waiting = [asyncio.create_task(asking) for asking in costly]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            answer = await door.complete(prompt="a " * 2_000, max_tokens=1)
+        assert answer.status_code == 200
+        assert not waiting[-1].done()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

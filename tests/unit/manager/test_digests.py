@@ -82,9 +82,6 @@ def test_rows_come_back_as_written_whatever_the_vocabulary(count: int, large: in
     arena.put(rows, runs(rows), packed(tokens))
     assert arena.packed(0) == packed([7, 8])
     assert [arena.packed(row) for row in rows] == [packed(tokens[2 * n : 2 * n + 2]) for n in range(count)]
-    head = arena.head(packed(tokens[-2:]))
-    assert head is not None
-    assert arena.begins(rows[-1], head)
-    assert not arena.begins(0, head)
+    assert arena.beginning_alike([0, *rows], packed(tokens[-2:])) == rows[-1:]
     assert arena.agree(np.array(rows, np.int32), packed(tokens), 0).all()
     assert not arena.agree(np.array([0], np.int32), packed([7, 9]), 0).any()

@@ -44,6 +44,35 @@ def test_a_running_request_counts_its_time_so_far() -> None:
     assert (found["total_s"], found["time_to_first_token_s"], found["phases"]["queued_s"]) == (4.0, None, 4.0)
 
 
+def _phases(timeline: ChoiceTimeline, now_s: float) -> dict[str, float]:
+    found: dict[str, Any] = timeline.to_json(now_s)
+    phases: dict[str, float] = found["phases"]
+    if found["state"] == "running" and not found["recoveries"]:
+        assert sum(phases.values()) == found["total_s"]
+    return phases
+
+
+def test_the_phases_of_a_running_request_add_up_to_its_time_so_far() -> None:
+    timeline = choice()
+    timeline.on_durations(AttemptId("1.1"), durations("context-0", context=1.0), 102.0)
+    timeline.on_tokens(1, 102.0)
+    assert _phases(timeline, 102.5) == {"queued_s": 1.0, "context_s": 1.0, "transfer_s": 0.5, "generation_s": 0.0}
+    timeline.on_durations(AttemptId("1.1"), durations("generation-0", transfer=0.75, generation=0.25), 103.0)
+    timeline.on_tokens(2, 103.0)
+    assert _phases(timeline, 109.0) == {"queued_s": 1.0, "context_s": 1.0, "transfer_s": 0.75, "generation_s": 6.25}
+    timeline.on_durations(AttemptId("1.1"), durations("generation-0", transfer=0.75, generation=6.5), 109.25)
+    timeline.on_end(StreamState.FINISHED, 109.25)
+    assert _phases(timeline, 999.0) == {"queued_s": 1.0, "context_s": 1.0, "transfer_s": 0.75, "generation_s": 6.5}
+
+
+def test_a_stream_without_an_attempt_is_in_no_phase() -> None:
+    timeline = choice()
+    timeline.on_durations(AttemptId("1.1"), durations("mixed-0", context=2.0), 102.0)
+    timeline.on_tokens(2, 103.0)
+    timeline.on_lost(104.0)
+    assert _phases(timeline, 109.0)["generation_s"] == 0.0
+
+
 def test_a_request_is_in_the_worst_state_of_its_choices() -> None:
     choices = (choice(0), choice(1))
     timeline = RequestTimeline("r", choices)
