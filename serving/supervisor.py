@@ -93,6 +93,8 @@ class Supervisor:
         }
         self._workers = dict(workers)
         self._heartbeat_s = config.heartbeat_s
+        # A stop is seen, not guessed from silence, so it need not last as long: its streams stand still meanwhile.
+        self._stopped_after_s = config.heartbeat_s / 2
         self._owns_processes = owns_processes
         self._clock = clock
         self._processes = ProcessWatch()
@@ -118,7 +120,7 @@ class Supervisor:
         if look is not None:
             self._on_central(look)
         if self._standby is not None and (pid := self._ask(self._standby, now_s)) is not None:
-            self._processes.follow(_STANDBY, pid, self._heartbeat_s)
+            self._processes.follow(_STANDBY, pid, self._stopped_after_s)
         for door in self._doors.values():
             door_look = self._ask(door, now_s)
             if door_look is not None:
@@ -176,9 +178,9 @@ class Supervisor:
         self._processes.rename(_STANDBY, CENTRAL_NAME)
 
     def _on_central(self, look: CentralLook) -> None:
-        self._processes.follow(CENTRAL_NAME, look.pid, self._heartbeat_s)
+        self._processes.follow(CENTRAL_NAME, look.pid, self._stopped_after_s)
         for name, pid in look.workers:
-            self._processes.follow(name, pid, self._heartbeat_s)
+            self._processes.follow(name, pid, self._stopped_after_s)
         for name, pid, reason in look.lost:
             self._end(name, pid, reason)
 

@@ -119,5 +119,49 @@ def test_c04_clients_that_leave_free_their_pages_and_disturb_nobody(server: Serv
     server.wait_for_baseline(20)
 
 
+def test_c04_clients_that_leave_before_anything_was_said_free_their_pages_and_disturb_nobody(
+    server: ServerProcess,
+) -> None:
+    """Queued, or in the middle of the prompt: no status line has been sent yet."""
+    expected = _solo(server, range(40, 42))
+    before = server.state()["door"]["counters"].get("cancelled_requests", 0)
+
+    def leave(number: int) -> None:
+        body = {"model": server.model, "prompt": _prompt(number) * 8, "max_tokens": _NUM_TOKENS, "ignore_eos": True}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.05))
+
+    def leave_all() -> None:
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(leave, range(50, 56)))
+
+    assert _run(server, range(40, 42), leave_all) == expected
+    state = server.wait_for_baseline(20)
+    assert state["door"]["counters"]["cancelled_requests"] - before == 6
+
+
+def test_c11_c01_a_context_worker_that_is_killed_between_two_others_leaves_no_counter_drifted(
+    server: ServerProcess,
+) -> None:
+    """Prompts of several chunks, so that contexts are being computed, leased and read when it dies."""
+    pid = _pid(server, "context-1")
+    before = server.state()["counters"]["divergences"]
+
+    def text(number: int) -> str:
+        answer = server.complete(_prompt(60 + number) * 12, max_tokens=4, temperature=0, ignore_eos=True)
+        return str(answer["choices"][0]["text"])
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(text, number) for number in range(6)]
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        texts = [answer.result() for answer in answers]
+    assert texts == [text(number) for number in range(6)]
+    _wait_until_healthy(server)
+    state = server.wait_for_baseline(20)
+    assert state["counters"]["divergences"] == before
+    assert {(worker["ledger"]["attempts"], worker["ledger"]["tokens"]) for worker in state["workers"]} == {(0, 0)}
+
+
 def _is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
