@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 
-
 _SLEEPER = """#!/bin/sh
 echo $$ > {pid_file}
 exec sleep 600
