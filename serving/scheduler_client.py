@@ -15,6 +15,7 @@ from serving.endpoint import EndpointUnavailableError, SchedulerEndpoint
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.1
+_WARN_AGAIN_S = 1.0
 _T = TypeVar("_T")
 
 
@@ -43,6 +44,7 @@ class SchedulerClient:
         self._state_timeout_s = state_timeout_s
         self._restart_patience_s = restart_patience_s
         self._is_wanted = is_wanted
+        self._warned_at_s = float("-inf")
         self._tasks: set[asyncio.Task[object]] = set()
 
     async def submit(self, specs: Sequence[RequestSpec]) -> SubmitReply:
@@ -130,7 +132,10 @@ class SchedulerClient:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, EndpointUnavailableError):
-            _log.warning("the scheduler cannot be reached: %s", error)
+            now_s = task.get_loop().time()
+            if now_s - self._warned_at_s >= _WARN_AGAIN_S:  # every request asks again and again
+                self._warned_at_s = now_s
+                _log.warning("the scheduler cannot be reached: %s", error)
         else:
             _log.error("a call to the scheduler failed", exc_info=error)
 

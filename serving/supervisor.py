@@ -81,7 +81,10 @@ class Supervisor:
         now_s = clock()
         silence_s = config.missed_heartbeats * config.heartbeat_s
         central, *standbys = centrals
-        self._central = _Asked(CENTRAL_NAME, central, self._look_at_central, 2 * silence_s, answered_at_s=now_s)
+        self._answers_within_s, self._patience_s = 2 * silence_s, config.door_deadline_s
+        self._central = _Asked(
+            CENTRAL_NAME, central, self._look_at_central, self._answers_within_s, answered_at_s=now_s
+        )
         self._standby: _Asked | None = None
         if standbys:
             self._standby = _Asked(
@@ -173,11 +176,13 @@ class Supervisor:
         _log.warning("the central scheduler that stood by takes over")
         lost, next_one = self._central, self._standby
         lost.handle, next_one.handle = next_one.handle, lost.handle
+        lost.limit_s = self._patience_s  # of the life that takes over, until it has answered once
         for asked in (lost, next_one):
             asked.reference, asked.since_s = None, float("-inf")
         self._processes.rename(_STANDBY, CENTRAL_NAME)
 
     def _on_central(self, look: CentralLook) -> None:
+        self._central.limit_s = self._answers_within_s
         self._processes.follow(CENTRAL_NAME, look.pid, self._stopped_after_s)
         for name, pid in look.workers:
             self._processes.follow(name, pid, self._stopped_after_s)

@@ -84,6 +84,9 @@ class CentralActor:
         if self._central is not None:
             _log.critical("term %d is over: another one has taken over", self._central.term)
             os._exit(_EXIT_SUPERSEDED)
+        for name in (*self._workers, *self._doors):  # to look an actor up takes a moment, which a term does not have
+            with contextlib.suppress(PeerError):
+                self._directory.find(name)
         return os.getpid()
 
     async def look(

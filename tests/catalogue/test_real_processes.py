@@ -140,6 +140,7 @@ def test_c04_clients_that_leave_before_anything_was_said_free_their_pages_and_di
     assert state["door"]["counters"]["cancelled_requests"] - before == 6
 
 
+@pytest.mark.slow
 def test_c11_c01_a_context_worker_that_is_killed_between_two_others_leaves_no_counter_drifted(
     server: ServerProcess,
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ray.server_process import ServerProcess, running_server
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
 _BLOCK = 16
 _QUESTIONS = [
