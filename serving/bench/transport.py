@@ -34,7 +34,7 @@ from kvtransfer.transports.base import Transport
 from kvtransfer.transports.inprocess import InProcessRegistry, InProcessTransport
 from kvtransfer.transports.shared_memory import SharedMemoryTransport, create_pool
 
-SIZES_BYTES = (1 << 20, 16 << 20, 256 << 20)
+SIZES_BYTES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
 PAGE_BYTES = 256 << 10
 _FIXED_REPEATS = 200
 _WAIT_S = 50e-6
