@@ -53,6 +53,7 @@ def sizes(draw: st.DrawFn) -> Sizes:
         max_num_tokens=draw(st.sampled_from([24, 16, 12, 8])),
         max_batch_size=max(1, max_sequences - draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3]))),
         chunk_unit_tokens=unit,
+        max_context_tokens_beside_decodes=draw(st.sampled_from([0, unit, 2 * unit])),
         policy=draw(st.sampled_from([*SchedulingPolicy, SchedulingPolicy.MAX_UTILIZATION])),
         chunking=draw(st.sampled_from(ChunkingPolicy)),
         arrivals_per_priority=draw(st.integers(0, 5)),
@@ -342,6 +343,9 @@ class IterationMachine(RuleBasedStateMachine):
         assert may_be_stuck or output.deadlock is None, output.deadlock
         assert output.num_rows <= self.sizes.config.max_num_tokens
         assert len(output.contexts) + len(output.generations) <= self.sizes.config.max_batch_size
+        beside_decodes = self.sizes.config.max_context_tokens_beside_decodes
+        if beside_decodes and output.generations:
+            assert sum(chunk.num_tokens for chunk in output.contexts) <= beside_decodes
         for chunk in output.contexts:
             assert chunk.is_last or chunk.num_tokens % self.sizes.config.chunk_unit_tokens == 0
         for request, _ in output.deferred:
