@@ -59,6 +59,7 @@ GOLDEN: dict[str, tuple[str, set[str]]] = {
     "pdserve:routed_by_prefix": ("counter", _CLUSTER),
     "pdserve:local_prefills": ("counter", _CLUSTER),
     "pdserve:local_prefills_refused": ("counter", _CLUSTER),
+    "pdserve:local_turns": ("counter", _CLUSTER),
     "pdserve:offers": ("counter", _CLUSTER),
     "pdserve:retries": ("counter", _CLUSTER),
     "pdserve:lost_workers": ("counter", _CLUSTER),
