@@ -38,7 +38,7 @@ class Server:
 
 @contextmanager
 def running_server(config: Path, log_file: Path) -> Iterator[Server]:
-    """Start it with its log in a file, and stop it by SIGINT. Raises RuntimeError when it does not become ready."""
+    """Start it with its log in a file, and stop it by SIGTERM. Raises RuntimeError when it does not become ready."""
     command = [sys.executable, "-m", "serving.cli", "serve", "--config", str(config), "--json"]
     with tempfile.TemporaryFile("w+") as output, log_file.open("w+") as log:
         process = subprocess.Popen(command, stdout=output, stderr=log, text=True, start_new_session=True)
@@ -46,7 +46,7 @@ def running_server(config: Path, log_file: Path) -> Iterator[Server]:
             ready = _wait_until_ready(process, output)
             yield Server(ready["url"], ready["model"], log)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             try:
                 process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import psutil
 
+# What a shell starts in the background ignores SIGINT, and so does all that it starts in turn.
 _SLEEPER = """#!/bin/sh
+trap '' INT
 echo $$ > {pid_file}
 exec sleep 600
 """

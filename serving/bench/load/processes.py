@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
@@ -113,11 +112,11 @@ def _last_lines(log: Path) -> str:
 
 
 def _stop(servers: Sequence[_Server]) -> None:
-    """SIGINT, then SIGKILL for what stays; children too, which a killed parent would leave behind."""
+    """SIGTERM, then SIGKILL for what stays; children too, which a killed parent would leave behind."""
     started = [psutil.Process(server.process.pid) for server in servers if server.process.poll() is None]
     everything = started + [child for parent in started for child in parent.children(recursive=True)]
     for process in started:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # SIGINT is ignored by what was started in a background job
     _, alive = psutil.wait_procs(everything, timeout=_STOP_TIMEOUT_S)
     for process in alive:
         process.kill()
