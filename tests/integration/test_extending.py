@@ -9,6 +9,16 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+# An edit that finds nothing to change leaves the reader with a switch that does nothing.
+STRICT_EDITS = """
+sed() {
+    local -r file="${*: -1}"
+    cp "$file" "$file.before"
+    command sed "$@"
+    if cmp --silent "$file" "$file.before"; then echo "changed nothing: sed $*" >&2; return 1; fi
+    rm "$file.before"
+}
+"""
 
 
 def _clone(folder: Path) -> None:
@@ -25,19 +35,34 @@ def _clone(folder: Path) -> None:
         subprocess.run(["git", *command], cwd=folder, check=True)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_step_of_the_page_runs_as_written(tmp_path: Path) -> None:
+def _blocks() -> list[str]:
     page = (REPOSITORY / "EXTENDING.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == page.count("```bash")
-    _clone(tmp_path)
-    script = "\n".join(["set -euo pipefail", *blocks])
-    done = subprocess.run(
-        ["env", "-u", "PYTHONPATH", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    return blocks
+
+
+def _run(blocks: list[str], folder: Path) -> str:
+    """What the blocks print, run in order in a copy of the repository."""
+    _clone(folder)
+    command = ["env", "-u", "PYTHONPATH", "bash", "-c", "\n".join(["set -euo pipefail", STRICT_EDITS, *blocks])]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert done.stdout.count(" passed") == sum(block.count("-m pytest") for block in blocks)
+    return done.stdout
+
+
+def test_every_edit_of_the_page_finds_its_place(tmp_path: Path) -> None:
+    blocks = _blocks()
+    assert sum(block.count("\nsed -i ") + block.startswith("sed -i ") for block in blocks) >= 5
+    _run([re.sub(r"^\.venv/bin/python -m pytest .*$", "true", block, flags=re.MULTILINE) for block in blocks], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_step_of_the_page_runs_as_written(tmp_path: Path) -> None:
+    blocks = _blocks()
+    printed = _run(blocks, tmp_path)
+    assert printed.count(" passed") == sum(block.count("-m pytest") for block in blocks)
     # What a reader pastes is written as the rest of the repository is.
     for check in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
         linted = subprocess.run(

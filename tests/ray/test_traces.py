@@ -91,7 +91,7 @@ def test_the_exported_file_shows_steps_transfers_and_the_death_of_a_worker(
     while (found := worker(server, "context-0"))["state"] != "running" or found["pid"] == before:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
-    server.complete("And now", max_tokens=6)
+    server.complete("And now " * 100, max_tokens=6)  # more than a generation worker computes itself
     events = export(server, tmp_path / "trace.json")
     pids = {e["args"]["name"].split()[0]: e["pid"] for e in events if e["name"] == "process_name"}
     assert set(pids) == {"central", "context-0", "generation-0"}
